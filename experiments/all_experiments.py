@@ -90,7 +90,7 @@ EXPERIMENTS = (
     _benchmark("integrations", minutes=9, is_timed=False),
     _benchmark("variable_length", minutes=5),
     _benchmark("fleet", minutes=5, results="*.json"),
-    _benchmark("fleet/ratios", minutes=25, results="ratios/*.json"),
+    _benchmark("fleet/ratios", "--minutes", "40", minutes=45, results="ratios/*.json"),
     _benchmark("transfer", minutes=30, resumes=True, work="runs/transfer-benchmark"),
     _benchmark("nights", minutes=120, resumes=True, work="runs/nights-benchmark"),
     _benchmark("repeated_tunes", minutes=60, resumes=True),
@@ -100,7 +100,6 @@ EXPERIMENTS = (
         minutes=25,
         results="gains/*.json",
         resumes=True,
-        work="runs/landscapes",
         needs=["landscape/night"],
     ),
     _benchmark(

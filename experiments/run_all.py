@@ -9,6 +9,7 @@ one is done. A failed one is reported at the end, and the others run.
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -30,18 +31,11 @@ from autotune.records.run_dir import write_text
 from experiments.all_experiments import EXPERIMENTS, Experiment
 from experiments.common.commands import UNFINISHED
 from experiments.common.facts import ROOT
+from experiments.common.repository import CODE, find_changes, run_git
 from experiments.listing import format_list
 
 STATE = ROOT / "runs" / "run_all.json"
 """File with the latest status and commit of each experiment."""
-CODE = (
-    "autotune",
-    "experiments",
-    "configs",
-    ":(exclude,glob)experiments/**/results/**",
-    ":(exclude,glob)experiments/**/*.md",
-)
-"""Paths of the code. Their latest commit identifies it; results and pages are excluded, so committing them changes nothing."""
 LOOK_SECONDS = 10.0
 """Duration in seconds over which the load of the machine is measured."""
 WAIT_SECONDS = 60.0
@@ -146,7 +140,7 @@ class Session:
         stored = self.state.get(experiment.name)
         continues = stored is not None and stored.commit == self.commit
         if experiment.resumes and not continues:
-            self.set_aside(experiment)
+            self.set_aside(experiment, stored.commit if stored is not None else "unknown")
         print(f"{experiment.name}: {' '.join(experiment.command)}", file=sys.stderr, flush=True)
         began = self.machine.now()
         self.keep(experiment, Status.INTERRUPTED, stored.seconds if continues and stored else 0.0)
@@ -173,16 +167,18 @@ class Session:
             self.machine.sleep(WAIT_SECONDS)
         return None
 
-    def set_aside(self, experiment: Experiment) -> None:
-        """Move this device's results of another commit to `set_aside/` beside the state file.
+    def set_aside(self, experiment: Experiment, commit: str) -> None:
+        """Move results of another commit to a new folder `set_aside/COMMIT/` beside the state file.
 
-        The command would continue them otherwise.
+        The command would continue them otherwise. Results are of this device where their path names one, else of any.
         """
+        folder = self.state_path.parent / "set_aside" / commit
         for path in experiment.find_stored(self.root, self.device):
-            target = self.state_path.parent / "set_aside" / path.relative_to(self.root)
+            target = folder / path.relative_to(self.root)
+            tries = itertools.count(2)
+            while target.exists():
+                target = folder / str(next(tries)) / path.relative_to(self.root)
             target.parent.mkdir(parents=True, exist_ok=True)
-            if target.is_dir():
-                shutil.rmtree(target)
             shutil.move(path, target)
 
     def keep(self, experiment: Experiment, status: Status, seconds: float) -> None:
@@ -235,19 +231,9 @@ def read_commit() -> str:
 
     Raises SystemExit if git fails or `CODE` has uncommitted changes.
     """
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", *CODE)
-    if changed:
-        raise SystemExit(
-            f"uncommitted changes of {len(changed.splitlines())} files; commit them, so that results have a commit"
-        )
-    return _git("log", "-1", "--format=%h", "--", *CODE)
-
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"git {arguments[0]} failed: {done.stderr.strip()}; run from a checkout of the project")
-    return done.stdout.strip()
+    if changed := find_changes(ROOT):
+        raise SystemExit(f"uncommitted changes of {len(changed)} files; commit them, so that results have a commit")
+    return run_git(ROOT, "log", "-1", "--format=%h", "--", *CODE)
 
 
 def summarize(ends: Mapping[str, Status], reasons: Mapping[str, str]) -> str:

@@ -13,6 +13,9 @@ from tests.support.checkout import ONE_ROUND
 if TYPE_CHECKING:
     from autotune.runtime.executor import Executor
 
+LONG = ("system", "study", "api", "fleet")
+"""Folders below `tests/` with tests that run whole commands for a minute or more."""
+
 # two workers on two cores: torch's threads, waiting for each other, would take many times as long
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -74,6 +77,11 @@ def compiled_kernels(compile_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     """Compile kernels, and load them, in the session's directory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(compile_cache))
     return compile_cache
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the folders of the longest tests: none of them should begin last, while the other worker is idle."""
+    items.sort(key=lambda item: item.path.relative_to(config.rootpath).parts[1] not in LONG)
 
 
 def pytest_collection_finish() -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from autotune.errors import ConfigError
 from autotune.records.json_codec import from_json, to_json
+from autotune.records.run_dir import write_text
 
 RESULT = Path("results", "result.json")
 """Result file in an experiment's folder; a folder with this file is an experiment on published claims."""
@@ -154,11 +155,11 @@ def write(folder: Path, claims: Sequence[Claim], origins: Mapping[str, Mapping[s
     """
     rounded = [dataclasses.replace(c, published=_round(c.published), ours=_round(c.ours)) for c in claims]
     path = folder / RESULT
-    path.parent.mkdir(parents=True, exist_ok=True)
     merged = {**read_origins(folder), **{part: to_json(dict(facts)) for part, facts in (origins or {}).items()}}
     document: dict[str, Any] = {"origins": merged} if merged else {}
     document["claims"] = [{**to_json(claim), "verdict": claim.verdict.value} for claim in rounded]
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(document, indent=1) + "\n")
 
 
 def read(folder: Path) -> tuple[Claim, ...]:

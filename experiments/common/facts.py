@@ -2,7 +2,6 @@
 
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import date
@@ -12,6 +11,7 @@ from typing import Any
 from autotune.measure.device.this_device import this_device
 from autotune.records.json_codec import to_json
 from autotune.study.verdicts.statistics import Interval
+from experiments.common.repository import name_commit
 
 ROOT = Path(__file__).parents[2]
 SAME_MACHINE = ("kind", "silicon", "cores", "torch", "processors")
@@ -21,15 +21,15 @@ MEMORY_TOLERANCE = 0.01
 
 
 def collect_facts() -> dict[str, Any]:
-    """Return machine, commit, date and command of this run, and the load average before it."""
-    revision = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    """Return machine, commit, date and command of this run, and the load average before it.
+
+    A commit whose code was changed since ends with `+changes`.
+    """
     script = Path(sys.argv[0]).resolve().relative_to(ROOT).with_suffix("")
     module = ".".join(part for part in script.parts if part != "__main__")
     return {
         "machine": to_json(this_device("cpu")) | {"processors": os.cpu_count()},
-        "commit": revision.stdout.strip() or "unknown",
+        "commit": name_commit(ROOT),
         "date": date.today().isoformat(),
         "command": " ".join(["python", "-m", module, *sys.argv[1:]]),
         "load_before": os.getloadavg()[0],
@@ -48,16 +48,17 @@ def is_same_machine(stored: Mapping[str, Any], current: Mapping[str, Any]) -> bo
     False
     """
     return all(stored.get(fact) == current.get(fact) for fact in SAME_MACHINE) and math.isclose(
-        stored["memory_bytes"], current["memory_bytes"], rel_tol=MEMORY_TOLERANCE
+        stored.get("memory_bytes", 0), current.get("memory_bytes", 0), rel_tol=MEMORY_TOLERANCE
     )
 
 
 def format_origin(document: dict[str, Any]) -> str:
-    """Format the facts as one sentence."""
-    machine, command = document["machine"]["silicon"], document["command"]
-    return (
-        f"{machine}, commit {document['commit']}, {document['date']}, load {document['load_before']:.2f}: `{command}`."
-    )
+    """Format the facts as one sentence, and the other commits at which the results were continued as a second one."""
+    machine, command, commit = document["machine"]["silicon"], document["command"], document["commit"]
+    text = f"{machine}, commit {commit}, {document['date']}, load {document['load_before']:.2f}: `{command}`."
+    others = dict.fromkeys(session["commit"] for session in document.get("continued", ()))
+    others.pop(commit, None)
+    return f"{text} Continued at commit {', '.join(others)}." if others else text
 
 
 def format_interval(interval: Interval) -> str:
@@ -68,3 +69,12 @@ def format_interval(interval: Interval) -> str:
     """
     basis = f"; {interval.basis}" if interval.basis else ""
     return f"{interval.middle:.3f} ({interval.low:.3f} to {interval.high:.3f}{basis})"
+
+
+def judge_at_most(interval: Interval, limit: float) -> str:
+    """Return whether a ratio is at most a limit: "kept" or "missed" where its whole interval says so, else "not decided".
+
+    >>> [judge_at_most(Interval(1.0, 0.9, high, samples=8), 1.05) for high in (1.04, 1.1)]
+    ['kept', 'not decided']
+    """
+    return "kept" if interval.high <= limit else "missed" if interval.low > limit else "not decided"

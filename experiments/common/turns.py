@@ -1,8 +1,12 @@
 """Failure messages of experiments that interleave variants with plain eager."""
 
+import textwrap
 from pathlib import Path
 
 from autotune.measure.messages import ChildError
+
+REASON = 120
+"""Most characters of a shortened reason."""
 
 
 def describe_failure(error: ChildError) -> str:
@@ -13,3 +17,12 @@ def describe_failure(error: ChildError) -> str:
 def remove_paths(text: str) -> str:
     """Remove this machine's path of the experiments from a message."""
     return text.replace(f"{Path(__file__).parents[1]}/", "")
+
+
+def shorten_reason(reason: str) -> str:
+    """Return the first line of a failure, of at most `REASON` characters.
+
+    >>> shorten_reason("crashed: no memory is left")
+    'crashed: no memory is left'
+    """
+    return textwrap.shorten(reason.partition("\n")[0], REASON, placeholder=" ...")

@@ -18,6 +18,7 @@ from autotune.records.json_codec import to_json
 from autotune.records.measurement import Measurement
 from autotune.testing.fake_runner import FakeRunner
 from autotune.workloads.reference import WorkloadRef
+from experiments.common.repository import name_commit
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,14 +110,11 @@ class FakeMachine:
 def _facts(device: Device) -> dict[str, Any]:
     import torch
 
-    revision = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
     return {
         "device": to_json(device),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda or "",
-        "commit": revision.stdout.strip(),
+        "commit": name_commit(ROOT),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": f"python -m experiments.gpu.run {' '.join(sys.argv[1:])}".strip(),
     }

@@ -45,7 +45,10 @@ def _frontier(name: str, step: dict[str, Any]) -> str:
 
 
 def _row(name: str, figures: dict[str, Any]) -> str:
-    interval = Interval(figures["time_ratio"], *figures["interval"], figures["rounds"], figures.get("confidence"))
+    low, high = figures["interval"]
+    # older results hold the larger one of two ratios as their median
+    middle = (low + high) / 2 if figures["rounds"] == 2 else figures["time_ratio"]
+    interval = Interval(middle, low, high, figures["rounds"], figures.get("confidence"))
     is_plan = "predicted_bytes" in figures and not figures.get("graphs")
     cells = [
         f"{figures['bytes'] / MIB:,.1f}",

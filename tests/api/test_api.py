@@ -177,16 +177,13 @@ def test_a_run_that_is_interrupted_before_its_baseline_raises_and_leaves_nothing
     assert not (folder / "runs/none").exists()
 
 
-@pytest.mark.parametrize("from_command_line", [False, True])
 def test_a_run_that_is_resumed_from_within_its_directory_keeps_the_name_of_its_plan(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, from_command_line: bool
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     autotune.tune("tiny.py:make", budget="90%", trials=3, name="first")
     monkeypatch.chdir(folder / "runs" / "first")
-    if from_command_line:
-        resume_command(Path(), {"trials": 4}, json=True)
-    else:
-        assert autotune.resume(".", trials=4).plan_path == Path("plans/first.json")
+    assert autotune.resume(".", trials=4).plan_path == Path("plans/first.json")
+    resume_command(Path(), {"trials": 5}, json=True)
     assert [path.name for path in Path("plans").iterdir()] == ["first.json"]
 
 

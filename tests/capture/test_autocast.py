@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -14,12 +14,13 @@ from torch.utils.checkpoint import checkpoint
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError
 from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
 from autotune.planners import make_plan
 from autotune.runtime.op_profiler import profile
-from autotune.runtime.train_step import TrainStep
 from autotune.workloads.workload import Workload
-from tests.support.eager import assert_equals_eager, eager_step
-from tests.support.kernel_counts import Kernels, unexplained
+from tests.capture.twins import Beside, Twins, run_beside
+from tests.support.eager import assert_equals_eager
+from tests.support.kernel_counts import unexplained
 from tests.support.kernel_models import Cells
 from tests.support.planned import random_plan
 from tests.support.small import Tied, make
@@ -226,76 +227,72 @@ for kind, options in {
     "lstm": {},
 }.items():  # fmt: skip
     layer = partial({"gru": nn.GRU, "rnn": nn.RNN, "lstm": nn.LSTM}[kind.partition("_")[0]], 8, 8, **options)
-    for calls in (1, 2):
+    for calls in (1,) if options else (1, 2):
         CASES[f"{kind}_called_{calls}"] = partial(make, partial(Layered, layer, calls), (4, 3, 8), loss_fn=region_loss)
 CASES["gru_bidirectional"] = partial(
     make, partial(Layered, partial(nn.GRU, 8, 4, bidirectional=True)), (4, 3, 8), loss_fn=region_loss
 )
 
 
-@pytest.mark.parametrize("name", CASES)
+@cache
+def beside(name: str) -> Beside:
+    return run_beside(CASES[name])
+
+
+@pytest.mark.parametrize("name", CASES, scope="module")
 def test_three_steps_end_at_eagers_bits(name: str):
-    assert_equals_eager(CASES[name](), CASES[name](), steps=3)
+    beside(name).assert_equal()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in CASES if name != "checkpointed"],  # what eager runs again is planned
+    scope="module",
+)
+def test_the_kernels_of_a_step_are_eagers(name: str):
+    made = beside(name)
+    assert made.eager.counts
+    assert unexplained(made.eager.counts, made.traced.counts, name) == {}
 
 
 PLANNED = ("shared", "three_uses", "nested_regions", "checkpointed", "tied", "pair", "gru_called_2", "rnn_called_1")
 
 
-@pytest.mark.parametrize("name", PLANNED)
+@pytest.mark.parametrize("name", PLANNED, scope="module")
 def test_a_step_that_is_recomputed_ends_at_eagers_bits(name: str):
-    workload = CASES[name]()
-    graph = capture(workload).graph
-    plan = make_plan(graph, {"recompute": {"planner": "segments"}}, 0, Costs.unit(graph))
-    assert_equals_eager(workload, CASES[name](), plan, steps=3)
+    twins = beside(name).twins
+    twins.assert_equals_eager(
+        make_plan(twins.graph, {"recompute": {"planner": "segments"}}, 0, Costs.unit(twins.graph))
+    )
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", PLANNED)
-def test_a_step_under_a_random_plan_ends_at_eagers_bits(name: str, seed: int):
-    workload = CASES[name]()
-    program = capture(workload)
-    plan = random_plan(program.graph, profile(program), random.Random(seed))
-    assert_equals_eager(workload, CASES[name](), plan, steps=3)
+@pytest.mark.parametrize("name", PLANNED, scope="module")
+def test_a_step_under_random_plans_ends_at_eagers_bits(name: str):
+    twins = beside(name).twins
+    costs = profile(twins.program)
+    for seed in range(2):
+        twins.assert_equals_eager(random_plan(twins.graph, costs, random.Random(seed)))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "checkpointed"])  # what eager runs again is planned
-def test_the_kernels_of_a_step_are_eagers(name: str):
-    eager, traced = CASES[name](), CASES[name]()
-    eager_step(eager)  # optimizer state comes to be in the first step
-    with Kernels() as expected:
-        plain_step(eager)
-    with TrainStep(traced.model, traced.loss_fn, traced.optimizer, traced.batch) as step:
-        step(traced.batch)
-        with Kernels() as found:
-            step(traced.batch)
-    assert unexplained(expected.counts, found.counts, name) == {}
-
-
-def plain_step(workload: Workload) -> None:
-    """One eager step, without copies of the gradients."""
-    workload.loss_fn(workload.model, workload.batch).backward()
-    workload.optimizer.step()
-    workload.optimizer.zero_grad(set_to_none=True)
-
-
-def casts(workload: Workload, name: str) -> int:
+def casts(graph: TrainGraph, name: str) -> int:
     """How often the forward casts a parameter of this name."""
-    graph = capture(workload).graph
     value = next(value.id for value in graph.values if value.name == name)
     return sum("_to_copy" in op.target and value in op.inputs for op in graph.ops)
 
 
 def test_a_weight_is_cast_once_in_a_region_for_all_its_readers():
-    assert casts(CASES["three_uses"](), "a.weight") == 1
-    assert casts(CASES["two_regions"](), "a.weight") == 2
+    assert casts(beside("three_uses").twins.graph, "a.weight") == 1
+    assert casts(beside("two_regions").twins.graph, "a.weight") == 2
 
 
 def test_a_weight_is_cast_for_each_reader_where_the_cache_is_off_or_the_user_casts():
-    assert casts(CASES["without_cache"](), "a.weight") == casts(CASES["explicit_casts"](), "a.weight") == 2
+    for name in ("without_cache", "explicit_casts"):
+        assert casts(beside(name).twins.graph, "a.weight") == 2
     torch.set_autocast_cache_enabled(False)
     try:
-        assert casts(CASES["shared"](), "a.weight") == 2
-        assert_equals_eager(CASES["shared"](), CASES["shared"](), steps=3)
+        twins = Twins(CASES["shared"])
+        assert casts(twins.graph, "a.weight") == 2
+        twins.assert_equals_eager()
     finally:
         torch.set_autocast_cache_enabled(True)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -69,8 +70,13 @@ def split(graph: TrainGraph) -> list[Op]:
     return [op for op in graph.ops if op.alias_of is not None]
 
 
+@cache
+def traced() -> TrainGraph:
+    return capture(make(normalized, IMAGES)).graph
+
+
 def test_every_training_batch_norm_is_split_and_its_result_read_by_nobody_else():
-    graph = capture(make(normalized, IMAGES)).graph
+    graph = traced()
     found = split(graph)
     assert [op.target for op in found] == ["autotune.batch_norm.normalize"] * 2
     for op in found:
@@ -128,13 +134,13 @@ def test_the_step_equals_eager_and_computes_only_what_is_not_handed_over(
     counted.__module__, counted.__name__ = normalize.__module__, normalize.__name__
     monkeypatch.setattr(batch_norm, "make_normalize", lambda _: counted)
     one, other = make(normalized, IMAGES), make(normalized, IMAGES)
-    made = plan(capture(one).graph)
+    made = plan(traced())
     assert_equals_eager(one, other, made, steps=2)
     assert len(calls) == 2 * computed
 
 
 def test_a_result_is_handed_over_without_a_free_and_given_back_where_it_is_not():
-    graph = capture(make(normalized, IMAGES)).graph
+    graph = traced()
     first, second = split(graph)
     handed = lower(graph, Plan.traced(graph)).instructions
     assert Run(first.id, first.alias_of) in handed

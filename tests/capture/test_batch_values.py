@@ -200,8 +200,7 @@ def test_a_branch_on_a_tensor_from_outside_reads_the_one_that_is_now_in_its_plac
             assert torch.equal(step(planned.batch), eager_step(eager)[0])
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("as_tensors", [True, False])
+@pytest.mark.parametrize(("reduction", "as_tensors"), [("mean", True), ("sum", False), ("none", True)])
 def test_a_ctc_loss_with_constant_lengths_equals_eager(reduction: str, as_tensors: bool):
     def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         inputs, labels = batch

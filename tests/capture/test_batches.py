@@ -183,26 +183,28 @@ def test_a_workload_of_arrays_is_an_input_and_no_constant():
 
 
 SCALES = {"task_2": 2.0, "task_3": 3.0}
-READS: dict[str, Callable[[str], float]] = {
+NOTED: dict[str, Callable[[str], float]] = {
     "a comparison": lambda word: 2.0 if word == "2" else 3.0,
     "a text with it": lambda word: SCALES[f"task_{word}"],
     "a text before it": lambda word: SCALES["task_" + word],
-    "a join": lambda word: SCALES["_".join(["task", word])],
     "a float": float,
     "an integer": int,
+}
+"""Ways to read a word, as numbers: Python calls a method of the word."""
+UNNOTED: dict[str, Callable[[str], float]] = {
+    "a join": lambda word: SCALES["_".join(["task", word])],
     "an integer of a base": lambda word: int(word, 16),
     "an expression": lambda word: float(re.match(r"\d", word)[0]),
     "an array": lambda word: float(np.array([word]).astype(float)[0]),
 }
-"""Ways to read a word, as numbers."""
+"""Ways by functions in C, which call none."""
 
 
 @pytest.mark.filterwarnings("ignore:batch.*changed")
-@pytest.mark.parametrize("way", READS)
-def test_a_recorded_step_is_captured_again_for_another_word_that_it_reads(way: str):
+def test_a_recorded_step_is_captured_again_for_another_word_that_it_reads():
     def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
         assert inspect.currentframe() is not None  # Dynamo refuses it
-        return by_key(model, batch) * READS[way](batch["word"])
+        return by_key(model, batch) * NOTED["a comparison"](batch["word"])
 
     ours, other = make(net, loss_fn=loss_fn), make(net, loss_fn=loss_fn)
     with TrainStep(ours.model, loss_fn, ours.optimizer, numbered(0, word="2")) as step:
@@ -211,6 +213,27 @@ def test_a_recorded_step_is_captured_again_for_another_word_that_it_reads(way: s
             other.batch = numbered(number, word=word)
             assert torch.equal(step(other.batch), eager_step(other)[0])
         assert len(list(step._selector.cache)) == 2
+
+
+@pytest.mark.filterwarnings("ignore:batch.*changed")
+@pytest.mark.parametrize("ways", [NOTED, UNNOTED], ids=["noted", "unnoted"])
+def test_a_recorded_step_is_not_valid_for_another_word_however_it_reads_it(ways: dict[str, Callable[[str], float]]):
+    def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+        assert inspect.currentframe() is not None
+        scale = 0.0
+        for way, read in ways.items():
+            scale += read(batch[way])
+        return by_key(model, batch) * (scale / len(ways))
+
+    ours, other = make(net, loss_fn=loss_fn), make(net, loss_fn=loss_fn)
+    words = dict.fromkeys(ways, "2")
+    with TrainStep(ours.model, loss_fn, ours.optimizer, numbered(0, **words), other_shapes="eager") as step:
+        assert step._selector.first.recorded
+        for way in ways:
+            for changed in ({}, {way: "3"}):
+                other.batch = numbered(0, **{**words, **changed})
+                assert torch.equal(step(other.batch), eager_step(other)[0])
+                assert step.is_eager == bool(changed)
 
 
 @pytest.mark.filterwarnings("error")

@@ -1,6 +1,7 @@
 """Values of a step captured on a GPU that is not there have the bytes of whole blocks; on a CPU those requested."""
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -32,14 +33,15 @@ def make(device: str, optimizer: str = "adam", loop: str = "") -> Callable[[], W
     return workload
 
 
-def captured(device: str, optimizer: str = "adam", loop: str = "") -> Program:
+@cache
+def captured(device: str, optimizer: str, loop: str) -> Program:
     capture = capture_on_gpu if device == "cuda" else lambda made: capture_on_fake_tensors(made, "made-up")
     return capture(make(device, optimizer, loop))
 
 
 @pytest.mark.parametrize("loop", ["", "clip", "accumulate=2"])
 def test_every_value_on_a_gpu_has_whole_blocks(loop: str) -> None:
-    graph = captured("cuda", loop=loop).graph
+    graph = captured("cuda", "adam", loop).graph
     assert all(value.nbytes % 512 == 0 for value in graph.values)
     assert any(value.role is Role.ACTIVATION and value.nbytes for value in graph.values)
 
@@ -54,7 +56,7 @@ def test_rounding_changes_sizes_alone(loop: str) -> None:
 
 
 def test_the_step_count_of_adam_stays_on_the_cpu_and_each_moment_has_blocks_of_its_own() -> None:
-    (state,) = [value for value in captured("cuda", "adam").graph.values if value.role is Role.STATE]
+    (state,) = [value for value in captured("cuda", "adam", "").graph.values if value.role is Role.STATE]
     assert state.nbytes == 2 * (allocated_bytes(4 * 7 * 33, "cuda") + 5 * 512)  # six parameters, updated together
 
 
@@ -66,7 +68,7 @@ def test_state_of_one_parameter_is_counted_per_tensor_of_its_device() -> None:
 
 def test_the_step_count_is_no_tensor_of_the_gpu_to_offload() -> None:
     for device in ("cuda", "cpu"):
-        program = captured(device, "adam")
+        program = captured(device, "adam", "")
         assert program.updates is not None
         weight = next(program.tensors[value.id] for value in program.graph.values if value.name == "0.weight")
         sizes = program.updates.state_sizes(weight)
@@ -75,7 +77,7 @@ def test_the_step_count_is_no_tensor_of_the_gpu_to_offload() -> None:
 
 
 def test_a_cpu_step_counts_requested_bytes() -> None:
-    values = {value.name: value for value in captured("cpu", "adam").graph.values}
+    values = {value.name: value for value in captured("cpu", "adam", "").graph.values}
     assert values["0.weight"].nbytes == 4 * 7 * 33
     assert values["0.bias.state"].nbytes == 2 * 4 * 33 + 4
 

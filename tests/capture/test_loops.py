@@ -24,7 +24,7 @@ from autotune.runtime.train_step import TrainStep
 from autotune.workloads.workload import Workload
 from tests.support.eager import assert_equals_eager, eager_step, tensors, worst_difference
 from tests.support.optimizers import AcceleratedOptimizer
-from tests.support.small import batch_of, labelled_loss, make, mlp
+from tests.support.small import batch_of, labelled_loss, make, mlp, normalized
 
 
 def step_for(workload: Workload, plan: Any = None, **options: Any) -> TrainStep:
@@ -256,13 +256,17 @@ def script(text: str, *arguments: str) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
-def test_a_step_that_offloads_is_an_error_in_a_forked_child_and_goes_on_in_the_parent(tmp_path: Path):
+@pytest.fixture(scope="module")
+def said_by_another_process(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Output of a process that captures two steps and forks: it takes four seconds to begin, so tests share it."""
     child = script(
         """
         import os, sys
+        from autotune.capture.tracer import capture
         from autotune.errors import ConfigError
         from tests.capture.test_loops import deep, offloading, step_for
-        from tests.support.small import make
+        from tests.support.small import make, normalized
+        print(capture(make(normalized, (2, 3, 8, 8))).graph.digest, flush=True)
         workload = make(deep)
         step = step_for(workload, offloading(workload), stores={"ssd": sys.argv[1]})
         step(workload.batch)
@@ -277,15 +281,25 @@ def test_a_step_that_offloads_is_an_error_in_a_forked_child_and_goes_on_in_the_p
         step(workload.batch)
         print("the parent went on", flush=True)
         """,
-        str(tmp_path),
+        str(tmp_path_factory.mktemp("store")),
     )
     try:
         out, problem = child.communicate(timeout=120)
     finally:
         child.kill()
     assert child.returncode == 0, problem
-    assert "where the threads of its store do not exist; create the TrainStep in the process that calls it" in out
-    assert out.endswith("the parent went on\n")
+    return out
+
+
+def test_a_step_that_offloads_is_an_error_in_a_forked_child_and_goes_on_in_the_parent(said_by_another_process: str):
+    words = "where the threads of its store do not exist; create the TrainStep in the process that calls it"
+    assert words in said_by_another_process
+    assert said_by_another_process.endswith("the parent went on\n")
+
+
+def test_another_process_captures_the_same_digest(said_by_another_process: str):
+    digest = capture(make(normalized, (2, 3, 8, 8))).graph.digest
+    assert digest in said_by_another_process.splitlines()
 
 
 RANK = """

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,11 @@ from torch import nn
 from autotune.capture.optimizers.optimizer_copy import collect_state_tensors, iter_tensors_and_optimizers
 from autotune.capture.optimizers.optimizer_probe import probe
 from autotune.capture.optimizers.trial_state import fingerprint
+from autotune.capture.program import Program
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError
 from autotune.ir.costs import Costs
-from autotune.ir.graph import Role, TrainGraph
+from autotune.ir.graph import Role
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.planners import make_plan
@@ -25,6 +26,7 @@ from autotune.runtime.executor import Executor
 from autotune.runtime.op_profiler import profile, read_allocations
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.workload import Workload
+from tests.capture.twins import Twins, planned_step
 from tests.support.eager import eager_step
 from tests.support.optimizers import (
     ACROSS,
@@ -90,23 +92,27 @@ def untouched(workload: Workload) -> Any:
     return everything(workload), objects, scalars, members, grads
 
 
-@cache
-def captured(name: str) -> tuple[TrainGraph, str]:
-    """The graph of a step, and why its optimizer is stepped whole; each twin has the same."""
-    program = capture(make(deep, optimizer=ACROSS[name]))
-    return program.graph, program.updates.joint_reason
+def stepped(name: str) -> Workload:
+    """A workload whose optimizer has state; two are twins."""
+    workload = make(deep, optimizer=ACROSS[name])
+    run(lambda: eager_step(workload)[0], 2)
+    return workload
 
 
-@pytest.mark.parametrize("kind", ["with gradient", pytest.param("at end", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ACROSS)
-def test_an_optimizer_that_looks_across_parameters_equals_eager_bit_for_bit(name: str, kind: str):
-    workload, other = make(deep, optimizer=ACROSS[name]), make(deep, optimizer=ACROSS[name])
-    graph, across = captured(name)
-    assert across
-    plan = make_plan(graph, SETTINGS[kind], 0, Costs.unit(graph))
+def test_an_optimizer_that_looks_across_parameters_stays_as_it_was_and_equals_eager_bit_for_bit(name: str):
+    workload, other = stepped(name), stepped(name)
+    before, drawn = untouched(workload), (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())
+    program = capture(workload)
+    profile(program)
+    assert untouched(workload) == before
+    assert torch.equal(torch.get_rng_state(), drawn[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == drawn[1:]
+    assert program.updates.joint_reason
+    plan = make_plan(program.graph, SETTINGS["with gradient"], 0, Costs.unit(program.graph))
     assert plan.recomputed
-    with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, plan) as step:
-        ours = run(lambda: step(workload.batch), 6)
+    with planned_step(program, workload, plan) as step:
+        ours = run(step, 6)
     theirs = run(lambda: eager_step(other)[0], 6)
     assert ours == theirs
     assert everything(workload) == everything(other)
@@ -118,18 +124,6 @@ def run(step: Callable[[], torch.Tensor], steps: int) -> list[Any]:
     random.seed(3)
     losses = [step().item() for _ in range(steps)]
     return [losses, torch.get_rng_state().tolist(), random.getstate()]
-
-
-@pytest.mark.parametrize("name", ACROSS)
-def test_capture_and_profile_leave_an_optimizer_and_the_generators_as_they_were(name: str):
-    workload = make(deep, optimizer=ACROSS[name])
-    for _ in range(2):
-        eager_step(workload)
-    before, drawn = untouched(workload), (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())
-    profile(capture(workload))
-    assert untouched(workload) == before
-    assert torch.equal(torch.get_rng_state(), drawn[0])
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == drawn[1:]
 
 
 TORCH_OWN = [
@@ -160,16 +154,15 @@ def test_a_trust_ratio_per_parameter_looks_across_nothing():
     assert probe(Lars(parameters())).joint_reason == ""
 
 
-@pytest.mark.parametrize("kind", SETTINGS)
-def test_gradients_centralized_in_place_are_each_parameters_own(kind: str):
-    workload, other = make(deep, optimizer=Centralized), make(deep, optimizer=Centralized)
-    program = capture(workload)
-    assert program.updates.joint_reason == ""
-    plan = make_plan(program.graph, SETTINGS[kind], 0, Costs.unit(program.graph))
-    with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, plan) as step:
-        ours = run(lambda: step(workload.batch), 4)
-    assert ours == run(lambda: eager_step(other)[0], 4)
-    assert everything(workload) == everything(other)
+def test_gradients_centralized_in_place_are_each_parameters_own():
+    twins = Twins(partial(make, deep, optimizer=Centralized))
+    assert twins.program.updates.joint_reason == ""
+    for settings in SETTINGS.values():
+        plan = make_plan(twins.graph, settings, 0, Costs.unit(twins.graph))
+        with twins.planned(plan) as step:
+            ours = run(step, 4)
+        assert ours == run(lambda: eager_step(twins.other)[0], 4)
+        assert everything(twins.one) == everything(twins.other)
 
 
 def test_each_reason_names_what_was_seen():
@@ -305,9 +298,8 @@ def wide() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 4))
 
 
-def step_peaks(workload: Workload, plan: Plan, steps: int) -> tuple[list[int], int]:
+def step_peaks(program: Program, workload: Workload, plan: Plan, steps: int) -> tuple[list[int], int]:
     """Highest bytes of each step by the allocator's events, beyond what stood before the first; and the predicted peak."""
-    program = capture(workload)
     predicted = simulate(program.graph, lower(program.graph, plan), profile(program)).peak_bytes
     state = sum(v.nbytes for v in program.graph.values if v.role is Role.STATE)
     there = (
@@ -341,13 +333,20 @@ PREDICTED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("place", ["with_gradient", pytest.param("at_end", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", PREDICTED)
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        *((name, "with_gradient") for name in PREDICTED),
+        # an optimizer across parameters has one update, which is at the end in any plan
+        pytest.param("radam", "at_end", marks=pytest.mark.slow),
+        pytest.param("adamw", "at_end", marks=pytest.mark.slow),
+    ],
+)
 def test_no_step_of_eight_peaks_above_the_prediction_and_one_reaches_it(name: str, place: str):
     workload = make(wide, (4, 64), optimizer=PREDICTED[name])
-    graph = capture(workload).graph
-    plan = make_plan(graph, {"update": {"planner": place}}, 0, Costs.unit(graph))
-    peaks, predicted = step_peaks(workload, plan, 8)
+    program = capture(workload)
+    plan = make_plan(program.graph, {"update": {"planner": place}}, 0, Costs.unit(program.graph))
+    peaks, predicted = step_peaks(program, workload, plan, 8)
     assert max(peaks) <= predicted
     assert predicted <= 1.01 * max(peaks)
 

@@ -1,16 +1,17 @@
 """A captured step draws what eager draws, in the same order, whether or not anything reads it."""
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autotune.capture.tracer import capture
 from autotune.ir.costs import Costs
 from autotune.planners import make_plan
 from autotune.runtime.train_step import TrainStep
+from tests.capture.twins import Twins
 from tests.support.eager import eager_step, tensors, worst_difference
 from tests.support.kernel_models import Of
 from tests.support.small import make
@@ -44,21 +45,26 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@cache
+def twins(name: str) -> Twins:
+    return Twins(lambda: make(lambda: Of(DRAWS[name])))
+
+
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("name", DRAWS, scope="module")
 def test_losses_weights_and_the_generator_are_eagers_after_every_step(name: str, recompute: bool):
-    one, other = (make(lambda: Of(DRAWS[name])) for _ in range(2))
-    graph = capture(one).graph
+    made = twins(name)
+    graph = made.graph
     plan = make_plan(graph, {"recompute": {"planner": "greedy"}}, 0, Costs.unit(graph)) if recompute else None
-    with TrainStep(one.model, one.loss_fn, one.optimizer, one.batch, plan) as step:
+    with made.planned(plan) as step:
         for seed in range(3):
             torch.manual_seed(seed)
-            planned, drawn = step(one.batch), torch.get_rng_state()
+            planned, drawn = step(), torch.get_rng_state()
             torch.manual_seed(seed)
-            expected, _ = eager_step(other)
+            expected, _ = eager_step(made.other)
             assert torch.equal(planned, expected)
             assert torch.equal(drawn, torch.get_rng_state())
-    assert worst_difference(tensors(one), tensors(other)) == 0.0
+    assert worst_difference(tensors(made.one), tensors(made.other)) == 0.0
 
 
 def test_a_dropout_of_everything_keeps_the_sign_and_the_nan_of_eagers_zeros():

@@ -110,17 +110,11 @@ def with_reentrant_checkpoint(model: Any, batch: tuple[Tensor, Tensor]) -> Tenso
 
 
 CASES: dict[str, Callable[[], Workload]] = {
-    "mlp": lambda: make(mlp),
-    "dropout": lambda: make(lambda: mlp(0.3)),
-    "batch norm": lambda: make(normalized, (4, 3, 8, 8)),
     "custom function": lambda: make(Custom),
-    "odd": lambda: make(Odd),
     "transformer with its mask": lambda: make(Attention, (6, 5, 8)),
     "distribution": lambda: make(mlp, loss_fn=with_normal),
     "gradient penalty": lambda: make(mlp, loss_fn=with_penalty),
     "inner step": lambda: make(mlp, loss_fn=with_inner_step),
-    "checkpoint": lambda: make(mlp, loss_fn=with_reentrant_checkpoint),
-    "tied": lambda: make(Tied),
     "tied and odd": lambda: make(TiedOdd),
 }
 
@@ -131,19 +125,24 @@ def test_a_step_equals_eager_whichever_way_it_is_captured(case: str):
     assert_equals_eager(CASES[case](), CASES[case]())
 
 
-BOTH = ("mlp", "dropout", "batch norm", "checkpoint", "tied")
+BOTH: dict[str, Callable[[], Workload]] = {
+    "dropout": lambda: make(lambda: mlp(0.3)),
+    "batch norm": lambda: make(normalized, (4, 3, 8, 8)),
+    "checkpoint": lambda: make(mlp, loss_fn=with_reentrant_checkpoint),
+    "tied": lambda: make(Tied),
+}
+"""Steps that Dynamo can trace, too; that they equal eager is tested elsewhere."""
 
 
 @pytest.mark.parametrize("case", BOTH)
 def test_both_ways_give_one_graph(case: str):
-    dynamo, recorded = (capture(CASES[case](), way=way) for way in ("dynamo", "recorded"))
+    dynamo, recorded = (capture(BOTH[case](), way=way) for way in ("dynamo", "recorded"))
     assert (dynamo.recorded, recorded.recorded) == (False, True)
     assert dynamo.graph.digest == recorded.graph.digest
 
 
-def test_dynamo_comes_first_and_the_program_tells_the_way():
+def test_dynamo_comes_first():
     assert not capture(make(mlp)).recorded
-    assert capture(make(Odd)).recorded
 
 
 class AnnealedOdd(frozen.Annealed):
@@ -169,7 +168,14 @@ def subject_of() -> tuple[Workload, frozen.Subject]:
     return workload, frozen.Subject(workload.model, workload.loss_fn)
 
 
-@pytest.mark.parametrize("change", frozen.few_by_default(frozen.CHANGES))
+RECAPTURED = (
+    frozen.drop_p, frozen.closure_tensor, frozen.forward_hook,
+    pytest.param(frozen.forward_replaced, marks=pytest.mark.slow),
+)  # fmt: skip
+"""Changes of some kinds: once a guard has failed, the capture takes one way whatever changed."""
+
+
+@pytest.mark.parametrize("change", RECAPTURED)
 def test_a_changed_value_counts_from_the_next_step(change: Any):
     (ours, subject), (other, twin) = subject_of(), subject_of()
     with (
@@ -192,27 +198,27 @@ def test_a_changed_value_counts_from_the_next_step(change: Any):
     assert worst_difference(tensors(ours), tensors(other)) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (frozen.drop_p, r"model\.drop\.p changed: .*model\.drop\.p == 0\.1; now it is 0\.3"),
-        (
-            frozen.attribute,
-            r"model\.beta changed: .*now it is 1\.25 \(read at .*test_frozen_values\.py:\d+ \(return made",
-        ),
-        (frozen.closure_number, r"number changed: .*number == 0\.5; now it is 1\.5"),
-        (frozen.global_number, r"NOISE changed"),
-        (frozen.dictionary_entry, r"WEIGHTS changed"),
-        (frozen.forward_hook, r"model\.entry\._forward_hooks changed"),
-    ],
-)
-def test_a_failed_guard_names_the_value_as_the_user_spells_it(change: Any, words: str):
+NAMED = {
+    frozen.drop_p: r"model\.drop\.p changed: .*model\.drop\.p == 0\.1; now it is 0\.3",
+    frozen.attribute: r"model\.beta changed: .*now it is 1\.25 \(read at .*test_frozen_values\.py:\d+ \(return made",
+    frozen.closure_number: r"number changed: .*number == 0\.5; now it is 1\.5",
+    frozen.global_number: r"NOISE changed",
+    frozen.dictionary_entry: r"WEIGHTS changed",
+    frozen.forward_hook: r"model\.entry\._forward_hooks changed",
+    frozen.layer_replaced: r"changed: the captured step is valid for",  # the last: another object stays there
+}
+"""Words of the error after each change."""
+
+
+def test_a_failed_guard_names_the_value_as_the_user_spells_it():
     workload, subject = subject_of()
     with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, other_shapes="error") as step:
-        step(workload.batch)
-        change(subject, 1)
-        with pytest.raises(PlanError, match=words):
+        for change, words in NAMED.items():
             step(workload.batch)
+            change(subject, 1)
+            with pytest.raises(PlanError, match=words):
+                step(workload.batch)
+            frozen.undo(change, subject)
 
 
 def branch(model: nn.Module, batch: Any) -> Tensor:
@@ -220,10 +226,6 @@ def branch(model: nn.Module, batch: Any) -> Tensor:
     if made.sum() > 0:
         made = made * 2
     return F.cross_entropy(made, batch[1])
-
-
-def item(model: nn.Module, batch: Any) -> Tensor:
-    return labelled_loss(model, batch) * batch[0].max().item()
 
 
 def mask(model: nn.Module, batch: Any) -> Tensor:
@@ -263,30 +265,34 @@ def counting(model: Any, batch: Any) -> Tensor:
 
 REFUSED = {
     branch: r"Python needs the values of a tensor.*\(if made\.sum\(\) > 0:\); use torch\.where",
-    item: r"values of a tensor.*batch\[0\]\.max\(\)\.item\(\)\); use torch\.where",
     mask: r"shape that depends on the data at .*\(return model\(batch\[0\]\)\[batch\[1\] > 1\]\.sum\(\)\); replace x\[mask\]",
     python_random: r"random numbers from Python's random at .*labelled_loss.*draw with torch\.rand",
     numpy_random: r"random numbers from numpy\.random.*draw with torch\.rand",
     packed: r"packed sequences.*\(sequence = nn\.utils.*pass the padded batch",
     layerdrop: r"values of a tensor.*\(if not skip_the_layer:\); set the model's layerdrop to 0",
-    counting: r"calls is changed in the step at .*make it a buffer",
 }
+
+
+def assert_plain(message: str) -> None:
+    """One line without words of torch's tracer."""
+    assert "\n" not in message
+    assert not re.search(r"[Dd]ynamo|TORCH_LOGS|aten", message)
 
 
 @pytest.mark.parametrize("loss_fn", REFUSED)
 def test_a_refusal_names_the_users_line_and_the_next_step(loss_fn: Any):
     with pytest.raises(CaptureError, match=REFUSED[loss_fn]) as caught:
         capture(make(mlp, loss_fn=loss_fn))
-    assert "\n" not in str(caught.value)
-    assert not re.search(r"[Dd]ynamo|TORCH_LOGS|aten", str(caught.value))
+    assert_plain(str(caught.value))
 
 
-def test_a_refused_step_leaves_the_model_as_it_was():
+def test_a_refusal_names_the_users_line_and_leaves_the_model_as_it_was():
     workload = make(mlp, loss_fn=counting)
     before = dict(vars(workload.model))
     state = random.getstate()
-    with pytest.raises(CaptureError):
+    with pytest.raises(CaptureError, match=r"calls is changed in the step at .*make it a buffer") as caught:
         capture(workload)
+    assert_plain(str(caught.value))
     assert vars(workload.model) == before
     assert random.getstate() == state
     assert nn.Module.__getattribute__ is object.__getattribute__
@@ -333,29 +339,32 @@ def test_a_teacher_in_a_closure_is_read_again_for_each_step():
         assert len(list(step._selector.cache)) == 1
 
 
-class Tapped(Odd):
+class Tapped(Custom):
     """Reads a container of its attributes, which may become another one."""
 
     taps: Any
 
     def forward(self, inputs: Tensor) -> Tensor:
+        import inspect
+
+        assert inspect.currentframe() is not None
         taps = getattr(self, "taps", None) or ()
-        return super().forward(inputs) * (1 + len(taps))
+        return self.head(torch.tanh(self.entry(inputs))) * (1 + len(taps))
 
 
 @pytest.mark.filterwarnings("ignore:model.taps changed")
-@pytest.mark.parametrize(
-    ("first", "second"), [([3, 5], None), ((3, 5), 0), ({"a": 3, "b": 5}, [3]), ([3, 5], "absent")]
-)
-def test_a_container_that_becomes_another_value_needs_another_capture(first: Any, second: Any):
+@pytest.mark.parametrize(("first", "others"), [([3, 5], (None, "absent")), ((3, 5), (0,)), ({"a": 3, "b": 5}, ([3],))])
+def test_a_step_is_not_valid_for_a_container_that_becomes_another_value(first: Any, others: tuple[Any, ...]):
     ours, other = make(Tapped), make(Tapped)
     ours.model.taps = other.model.taps = first
-    with TrainStep(ours.model, ours.loss_fn, ours.optimizer, ours.batch) as step:
-        assert torch.equal(step(ours.batch), eager_step(other)[0])
-        for model in (ours.model, other.model):
-            if second == "absent":
-                del model.taps
-            else:
-                model.taps = second
-        assert torch.equal(step(ours.batch), eager_step(other)[0])
-        assert len(list(step._selector.cache)) == 2
+    with TrainStep(ours.model, ours.loss_fn, ours.optimizer, ours.batch, other_shapes="eager") as step:
+        assert step._selector.first.recorded
+        for taps in others:
+            for value in (first, taps):
+                for model in (ours.model, other.model):
+                    model.taps = value
+                    if value == "absent":
+                        del model.taps
+                assert torch.equal(step(ours.batch), eager_step(other)[0])
+                assert step.is_eager == (value is not first)
+    assert worst_difference(tensors(ours), tensors(other)) == 0.0

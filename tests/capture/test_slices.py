@@ -1,5 +1,6 @@
 """A step that writes to parts of tensors is eager's step, and its bytes are those that its kernels allocate."""
 
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from autotune.errors import CaptureError
 from autotune.ir.costs import Costs
 from autotune.planners import make_plan
 from autotune.runtime.op_profiler import profile, read_allocations
-from tests.support.eager import assert_equals_eager
+from tests.capture.twins import Twins
 from tests.support.kernel_models import square_loss
 from tests.support.small import make, normalized
 from tests.support.value_bytes import too_small
@@ -59,23 +60,26 @@ def of(write):
     return make(lambda: Writes(write), SHAPE, loss_fn=square_loss)
 
 
-@pytest.mark.parametrize("write", WRITES)
+@cache
+def twins(write) -> Twins:
+    return Twins(partial(of, write))
+
+
+@pytest.mark.parametrize("write", WRITES, scope="module")
 def test_no_value_is_smaller_than_the_storage_of_its_kernel(write):
-    assert too_small(capture(of(write))) == []
+    assert too_small(twins(write).program) == []
 
 
 @pytest.mark.parametrize("planner", ["keep", "greedy"])
-@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("write", WRITES, scope="module")
 def test_parts_that_are_written_to_end_at_eagers_bits_under_plans(write, planner: str):
-    workload = of(write)
-    graph = capture(workload).graph
+    graph = twins(write).graph
     plan = make_plan(graph, {"recompute": {"planner": planner}}, 0, Costs.unit(graph))
-    assert_equals_eager(workload, of(write), plan, steps=3)
+    twins(write).assert_equals_eager(plan)
 
 
 def test_a_part_is_written_in_the_buffer_of_a_tensor_that_nothing_reads_later():
-    graph = capture(of(scale)).graph
-    (write,) = [op for op in graph.ops if "write_part" in op.target and op.phase == "forward"]
+    (write,) = [op for op in twins(scale).graph.ops if "write_part" in op.target and op.phase == "forward"]
     assert write.inplace
 
 
@@ -85,11 +89,10 @@ def mixed_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def test_mixed_precision_with_batch_norm_is_profiled_and_equals_eager():
-    one, other = (make(normalized, (2, 3, 8, 8), loss_fn=mixed_loss) for _ in range(2))
-    program = capture(one)
-    assert too_small(program) == []
-    profile(program)
-    assert_equals_eager(one, other, steps=3)
+    made = Twins(lambda: make(normalized, (2, 3, 8, 8), loss_fn=mixed_loss))
+    assert too_small(made.program) == []
+    profile(made.program)
+    made.assert_equals_eager()
 
 
 def test_an_op_that_cannot_run_on_synthetic_tensors_is_named_and_estimated():
@@ -119,7 +122,7 @@ def test_a_foreign_exception_while_the_trace_is_read_names_the_op(monkeypatch):
 
 
 def test_the_bytes_of_the_copy_behind_a_part_are_allocated_once():
-    program = capture(of(scale))
+    program = twins(scale).program
     (index,) = [op.id for op in program.graph.ops if "write_part" in op.target and op.phase == "forward"]
     call, base, part = program.calls[index], torch.ones(1, 16, 8, 8), torch.zeros(1, 8, 8, 8)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as recorded:

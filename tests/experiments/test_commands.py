@@ -95,7 +95,7 @@ def run_frontier(out: Path, stored: dict[str, Any]) -> None:
 def run_allocators(out: Path, stored: dict[str, Any]) -> None:
     device = {key: fact for key, fact in stored["machine"].items() if key != "processors"}
     (out / "results.json").write_text(json.dumps({**stored, "device": device}))
-    sys.argv = ["allocators", "--out", str(out)]
+    sys.argv = ["allocators", "--out", str(out), "--anyway"]
     allocators.main()
 
 
@@ -131,14 +131,18 @@ def test_allocators_measures_the_models_without_a_result_and_those_that_are_name
         allocators, "collect_facts", lambda: {"machine": MACHINE, "commit": "c", "date": "d", "command": "x"}
     )
     for arguments in (["--models", "gpt2"], [], ["--models", "gpt2"]):
-        monkeypatch.setattr(sys, "argv", ["allocators", "--out", str(tmp_path), *arguments])
+        monkeypatch.setattr(sys, "argv", ["allocators", "--out", str(tmp_path), "--anyway", *arguments])
         allocators.main()
     assert measured == ["gpt2", "resnet50", "mobilenet_v2", "lstm", "gpt2"]
 
 
 @pytest.mark.parametrize(
     ("module", "work", "arguments"),
-    [(tuned, "tune", ["--runs", "lstm"]), (no_fit, "run_to_end", []), (allocators, "measure", ["--models", "lstm"])],
+    [
+        (tuned, "tune", ["--runs", "lstm"]),
+        (no_fit, "run_to_end", []),
+        (allocators, "measure", ["--models", "lstm", "--anyway"]),
+    ],
 )
 def test_the_load_before_a_run_is_read_before_it(
     module: Any, work: str, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

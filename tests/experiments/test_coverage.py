@@ -1,4 +1,4 @@
-"""Twenty models of the coverage suite train under two plans as in plain eager; the whole suite is a benchmark."""
+"""Nine models of the coverage suite train under two plans as in plain eager; the whole suite is a benchmark."""
 
 import json
 
@@ -13,21 +13,13 @@ from experiments.benchmarks.coverage.trial import try_subject
 from tests.experiments.paths import BENCHMARKS
 
 FAST = (
-    "mlp", "convolutions", "convolutions_3d", "convolutions_3d_transposed", "norms", "lstm", "weight_norm", "complex", "fft", "slices",
-    "embedding_bags", "scatter", "autograd_function", "frozen", "tied", "teacher", "queue", "autocast_batch_norm", "extras",
-    "optimizer_adafactor",
+    "convolutions_3d", "convolutions_3d_transposed", "weight_norm", "complex", "fft", "embedding_bags", "scatter",
+    "autograd_function", "queue",
 )  # fmt: skip
-"""Models of one or two seconds each."""
-CAPTURED_ELSEWHERE = (
-    "mlp", "convolutions", "norms", "tied", "frozen", "teacher", "slices", "extras", "optimizer_adafactor",
-    "autocast_batch_norm",
-)  # fmt: skip
-"""Models whose kind default tests of the capture train, too."""
+"""Models of one or two seconds each, of kinds that no test of the capture trains."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in CAPTURED_ELSEWHERE else ()) for name in FAST]
-)
+@pytest.mark.parametrize("name", FAST)
 def test_a_model_trains_under_two_plans_as_in_eager(name: str) -> None:
     trial = try_subject(SUBJECTS[name])
     assert (trial.verdict, trial.detail) == ("equal", "")

@@ -22,6 +22,7 @@ def test_every_variant_is_measured_in_turns_and_a_failed_part_is_named(
     monkeypatch.setattr(frontier, "PEERS", ("checkpoint", "unknown"))
     monkeypatch.setattr(frontier, "ROUNDS", 2)
     monkeypatch.setattr(frontier, "SHARES", (1.0,))
+    monkeypatch.setattr(frontier, "WINDOWS", (1, 2))
     saved: list[dict[str, Any]] = []
     session = frontier.Session("gpt2", TINY, torch.device("cpu"), {"ssd": tmp_path})
     frontier.run(session, saved.append, 300.0, FakeRecorder)

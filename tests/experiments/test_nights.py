@@ -55,7 +55,7 @@ def test_two_nights_are_run_and_the_second_verifies(tmp_path: Path):
     document = json.loads((tmp_path / "out" / "nights.json").read_text())
     assert (document["graphs"], missing_facts(document)) == ({"lstm": "08ff"}, ())
     # a further call measures nothing
-    run_nights(tmp_path / "n.yaml", tmp_path / "work", tmp_path / "out", dict, nights.run)
+    run_nights(tmp_path / "n.yaml", tmp_path / "work", tmp_path / "out", lambda: dict(FACTS), nights.run)
     assert len(nights.commands) == 2
 
 

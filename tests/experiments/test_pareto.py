@@ -60,13 +60,25 @@ def test_peers_on_compiled_kernels_stand_beside_fronts_that_chose_their_kernels_
     assert found == {False: ["checkpoint"], True: ["checkpoint", "inductor 0.5"]}
 
 
+def test_a_peer_that_was_timed_with_another_malloc_than_the_front_is_not_compared(tmp_path: Path):
+    variants = ("eager", "checkpoint", "selective", "eager glibc", "selective glibc")
+    seconds = dict(zip(variants, (1.0, 1.1, 1.1, 1.5, 1.5), strict=True))
+    errors = {"loss": {"error": 0.0, "worst": "x"}}
+    peers = {name: {"step_peak_bytes": 100, "errors": errors} for name in variants[:3]}
+    blocks = [{"variant": name, "seconds": [seconds[name]], "round": 0} for name in (*variants, "eager")]
+    record = {"arguments": {}, "peers": peers, "plans": {}, "sessions": [{"blocks": blocks, "failed": {}}]}
+    (tmp_path / "chain.json").write_text(json.dumps(record), encoding="utf-8")
+    found = {each.variant: each.ratio and each.ratio.middle for each in read_peers(tmp_path, "chain", {})}
+    assert found == {"checkpoint": None, "selective": 1.0}
+
+
 @pytest.mark.parametrize("name", MODELS)
-def test_recorded_peers_of_both_models_are_timed_and_compute_what_eager_does(name: str):
+def test_recorded_peers_of_both_models_compute_what_eager_does(name: str):
     folders = [path.parent for path in FRONTIER.glob(f"*/{name}.json")]
     assert folders
     peers = [peer for folder in folders for peer in read_peers(folder, name, MODELS[name][1])]
     assert peers
-    assert all(peer.kind == "peer" and peer.right and peer.ratio is not None for peer in peers)
+    assert all(peer.kind == "peer" and peer.right for peer in peers)
 
 
 def test_the_summary_counts_points_and_dominated_ones(tmp_path: Path):
@@ -83,7 +95,7 @@ def test_the_summary_counts_points_and_dominated_ones(tmp_path: Path):
     }  # fmt: skip
     (tmp_path / "chain.json").write_text(json.dumps(record))
     text = summarize(tmp_path, tmp_path / "none")
-    assert "| chain | aten | 2 | 0.0 | 1.500x | 0.0 | 1.200x | 0.0 | 9 | none | - | - | - |" in text
+    assert "| chain | aten | 2 | 0.0 | 1.500x | 0.0 | 1.200x | 0.0 | 9 | 0 of 0 | - | - | - |" in text
     assert "| 3 | 0.0 | 60.0 % | 1.190x | 1.170 to 1.210 | 10 | 2 | uncertain |" in text
 
 

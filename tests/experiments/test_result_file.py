@@ -109,10 +109,10 @@ def test_a_result_without_a_fact_is_not_written(tmp_path: Path):
 
 def test_a_written_result_has_its_graphs_and_lacks_nothing(tmp_path: Path):
     path = tmp_path / "results" / "result.json"
-    graphs = capture_digests({"small": ("resnet18", TINY["resnet18"])})
+    graphs = capture_digests({"small": ("lstm", TINY["lstm"])})
     write_result(path, FACTS | {"ratio": 0.9}, graphs)
     document = json.loads(path.read_text())
-    assert document["graphs"] == {"small": todays_digest("resnet18", json.dumps(TINY["resnet18"]), "")}
+    assert document["graphs"] == {"small": todays_digest("lstm", json.dumps(TINY["lstm"]), "")}
     assert (document["ratio"], missing_facts(document)) == (0.9, ())
     assert list(find_results(tmp_path)) == [path]
 

@@ -110,7 +110,16 @@ def test_one_that_resumes_starts_anyway_and_goes_on_at_the_same_commit(tmp_path:
     result.write_text("a part of this commit")
     assert machine.session(tmp_path).run([long]) == {long.name: Status.DONE}
     assert result.read_text() == "a part of this commit"
-    assert (tmp_path / "runs" / "set_aside" / result.relative_to(tmp_path)).read_text() == "of another commit"
+    set_aside = tmp_path / "runs" / "set_aside"
+    assert (set_aside / "unknown" / result.relative_to(tmp_path)).read_text() == "of another commit"
+    machine.session(tmp_path, commit="facade").run([long])
+    assert (set_aside / "c0ffee" / result.relative_to(tmp_path)).read_text() == "a part of this commit"
+    for text in ("once", "twice"):
+        result.write_text(text)
+        (tmp_path / "runs" / "state.json").unlink()
+        machine.session(tmp_path).run([long])
+    kept = sorted(path.read_text() for path in set_aside.glob("unknown/**/results.json"))
+    assert kept == ["of another commit", "once", "twice"]
 
 
 def test_one_that_ends_unfinished_is_continued_in_the_next_session(tmp_path: Path):
@@ -167,7 +176,18 @@ def test_results_of_allocators_on_another_machine_are_set_aside_and_old_champion
     moved += [write_file(tmp_path / f"runs/{name}-benchmark/begun", "2") for name in ("nights", "transfer")]
     FakeMachine().session(tmp_path).run([table[name] for name in ("allocators", "nights", "transfer")])
     assert not any(path.exists() for path in moved)
-    assert all((tmp_path / "runs/set_aside" / path.relative_to(tmp_path)).exists() for path in moved)
+    assert all((tmp_path / "runs/set_aside/unknown" / path.relative_to(tmp_path)).exists() for path in moved)
+
+
+def test_gains_of_a_night_leave_its_studies_where_they_are(tmp_path: Path):
+    table = {experiment.short_name: experiment for experiment in EXPERIMENTS}
+    machine = FakeMachine()
+    machine.session(tmp_path).run([table["landscape/night"]])
+    study = write_file(tmp_path / "runs/landscapes/bert/run/study.json")
+    recorded = write_file(tmp_path / "experiments/benchmarks/landscape/results/bert.json")
+    machine.session(tmp_path).run([table[name] for name in ("landscape/gains", "landscape/replays")])
+    assert study.exists()
+    assert recorded.exists()
 
 
 def test_a_command_that_outlasts_its_seconds_is_interrupted():

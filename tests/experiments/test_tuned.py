@@ -40,13 +40,15 @@ def test_compared_kernels_are_told_with_their_noise_and_the_chosen_one_with_its_
     measured = [
         MeasuredCapture("", "", "ok", 1.0, noise=0.01, charged_bytes=2**21),
         MeasuredCapture("inductor", "", "ok", 0.9, noise=0.02, charged_bytes=2**20),
-        MeasuredCapture("inductor", "channels_last", "crashed", detail="no"),
+        MeasuredCapture("inductor", "channels_last", "refused", detail="differs from eager's"),
+        MeasuredCapture("", "channels_last", "crashed"),
     ]
     record = {"captures": [to_json(capture) for capture in measured], "best_time_ratio": 0.88, "best_time": None}
-    eager, chosen, failed = run.format_choices(record)
+    eager, chosen, refused, crashed = run.format_choices(record)
     assert eager.endswith("| 2.0 | 1.000 ± 0.010 |  |")
     assert chosen.endswith("| 1.0 | 0.900 ± 0.018 | 0.880x |")
-    assert failed.endswith("| - | crashed |  |")
+    assert refused.endswith("| - | differs from eager's |  |")
+    assert crashed.endswith("| - | crashed |  |")
     assert run.format_choices({"best_time_ratio": 0.88}) == []
 
 

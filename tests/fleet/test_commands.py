@@ -21,6 +21,7 @@ from autotune.records.trial import load_trials
 from autotune.testing.fake_runner import FakeRunner
 from autotune.testing.runner_contract import wait_for_death, without_times
 from tests.nightly.test_command import Tracker
+from tests.system.test_cli import keep_in_memory
 
 ROOT = Path(__file__).parents[2]
 FAR_END = f"[{sys.executable}, -m, autotune.testing.fake_far_end]"
@@ -29,6 +30,7 @@ workload: resnet18
 budget: 70%
 trials: 5
 planners: {order: [traced], update: [at_end], recompute: [keep, segments], reorder: [keep]}
+moves: false
 """
 Call = Callable[..., tuple[int, str, str]]
 
@@ -39,6 +41,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr("autotune.report.mlflow_log.Tracker", Tracker)
+    monkeypatch.setattr("autotune.study.trial_store._storage", keep_in_memory)
     Path("study.yaml").write_text(STUDY)
     Path("fleet.yaml").write_text(
         f"classes:\n  fake: {{engine: command, command: {FAR_END}, name: Fake 9000, cores: 2}}\n"

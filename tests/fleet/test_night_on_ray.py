@@ -19,7 +19,7 @@ classes:
 NIGHT = f"""
 time: 10m
 entries:
-  - {{name: wide, workload: '{WORKLOADS}:wide', arguments: {{depth: 3}}, on: [fake], budget: 90%, time: 40s, trials: 2, samples: 2}}
+  - {{name: wide, workload: '{WORKLOADS}:wide', arguments: {{depth: 3}}, on: [fake], budget: 90%, time: 60s, trials: 2, samples: 2}}
 """
 
 

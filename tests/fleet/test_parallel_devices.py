@@ -49,7 +49,7 @@ def make_pair(directory: Path, seconds: float) -> list[RemoteRunner]:
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_far_end_killed_in_a_trial_of_the_parallel_search_costs_that_trial_alone(tmp_path: Path, victim: int):
-    devices = make_pair(tmp_path, 0.5)
+    devices = make_pair(tmp_path, 0.3)
     runner, killed = devices[victim], list[int]()
     measure = runner.measure
 
@@ -134,7 +134,7 @@ def test_tune_uses_as_many_devices_as_are_asked_for_and_the_class_has(
     )
     Path("fleet.yaml").write_text(
         f"classes: {{pair: {{engine: command, command: [{', '.join(FAR_END)}], devices: 2, "
-        "environment: {FAKE_SECONDS: '0.6'}}}\n"
+        "environment: {FAKE_SECONDS: '0.4'}}}\n"
     )
 
     def call(*arguments: str) -> tuple[int, str]:

@@ -40,10 +40,10 @@ class Texts(torch.utils.data.Dataset):
         return {"input_ids": self._tokens[row], "labels": labels}
 
 
-def gpt2() -> torch.nn.Module:
+def gpt2(layers: int = 2) -> torch.nn.Module:
     """Return a small GPT-2 with dropout."""
     config = transformers.GPT2Config(
-        vocab_size=64, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2
+        vocab_size=64, n_positions=32, n_embd=16, n_layer=layers, n_head=2, bos_token_id=1, eos_token_id=2
     )
     return transformers.GPT2LMHeadModel(config)
 

@@ -40,14 +40,15 @@ pytestmark = [
 ]
 
 TRAININGS: dict[str, dict[str, Any]] = {
-    "plain": {},
     "clipped by value, accumulated with a remainder": {
         "gradient_clip_val": 0.05, "gradient_clip_algorithm": "value", "accumulate_grad_batches": 3,
     },
-    "bf16-mixed": {"precision": "bf16-mixed", "accumulate_grad_batches": 2},
-    "bf16-true, clipped by norm": {"precision": "bf16-true", "gradient_clip_val": 0.1},
-    "ended by max_steps, validated within the epoch": {"max_epochs": -1, "max_steps": 5, "val_check_interval": 2},
-    "64-true, inference mode off": {"precision": "64-true", "inference_mode": False, "num_sanity_val_steps": -1},
+    "bf16-mixed": {"precision": "bf16-mixed", "accumulate_grad_batches": 2, "rows": 32},
+    "bf16-true, clipped by norm": {"precision": "bf16-true", "gradient_clip_val": 0.1, "rows": 32},
+    "ended by max_steps, validated within the epoch": {
+        "max_epochs": -1, "max_steps": 5, "val_check_interval": 2, "rows": 32,
+    },
+    "64-true, inference mode off": {"precision": "64-true", "inference_mode": False, "num_sanity_val_steps": -1, "rows": 32},
 }  # fmt: skip
 SLOW = ("bf16-true, clipped by norm", "64-true, inference mode off")
 
@@ -68,7 +69,8 @@ def test_a_training_ends_in_every_bit_where_lightning_ends_and_no_batch_runs_twi
 def test_a_scaler_with_overflows_changes_no_bit():
     def options() -> dict[str, Any]:
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60, growth_interval=2)
-        return {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)], "max_epochs": 6, "gradient_clip_val": 1.0}
+        plugins = [MixedPrecision("16-mixed", "cpu", scaler)]
+        return {"plugins": plugins, "max_epochs": 6, "gradient_clip_val": 1.0, "rows": 32}
 
     expected = train(**options())
     assert expected["scaler"]["scale"] < 2.0**60
@@ -79,12 +81,12 @@ def test_accumulation_that_changes_between_epochs_changes_no_bit_and_no_batch_ru
     def schedule() -> pl.Callback:
         return GradientAccumulationScheduler({0: 1, 1: 3})
 
-    assert_equal(train([schedule()]), train([schedule(), PlanCallback()]))
+    assert_equal(train([schedule()], rows=32), train([schedule(), PlanCallback()], rows=32))
     assert len(runs) == 8
 
 
 def test_a_loss_in_a_method_leaves_training_step_to_the_user():
-    assert_equal(train(build=Split), train([PlanCallback(loss="compute_loss")], Split))
+    assert_equal(train(build=Split, rows=32), train([PlanCallback(loss="compute_loss")], Split, rows=32))
 
 
 class Split(Net):
@@ -153,7 +155,7 @@ class Gan(pl.LightningModule):
 @pytest.mark.parametrize("toggles", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_two_optimizers_under_manual_optimization_have_a_callback_for_each_loss(toggles: bool):
     callbacks = [PlanCallback(loss="generator_loss"), PlanCallback(loss="critic_loss")]
-    assert_equal(train(build=lambda: Gan(toggles)), train(callbacks, lambda: Gan(toggles)))
+    assert_equal(train(build=lambda: Gan(toggles), rows=32), train(callbacks, lambda: Gan(toggles), rows=32))
 
 
 def test_a_closure_that_an_optimizer_calls_several_times_changes_no_bit():
@@ -161,14 +163,14 @@ def test_a_closure_that_an_optimizer_calls_several_times_changes_no_bit():
         def configure_optimizers(self) -> Any:
             return torch.optim.LBFGS(self.parameters(), max_iter=3)
 
-    assert_equal(train(build=Newton), train([PlanCallback()], Newton))
+    assert_equal(train(build=Newton, rows=32), train([PlanCallback()], Newton, rows=32))
 
 
 def test_checkpoints_and_trainings_that_resume_from_them_are_those_without_a_plan(tmp_path: Path):
     def training(name: str, **options: Any) -> dict[str, Any]:
         keeper = ModelCheckpoint(tmp_path / name, filename="{epoch}", save_top_k=-1)
         callbacks = [keeper, PlanCallback()] if name == "planned" else [keeper]
-        return train(callbacks, enable_checkpointing=True, **options)
+        return train(callbacks, enable_checkpointing=True, rows=32, **options)
 
     resumed, saved = [], []
     for name in ("plain", "planned"):
@@ -192,7 +194,7 @@ class Copies(pl.Callback):
 
 def test_copies_of_the_module_and_the_module_afterwards_have_the_plain_method():
     copies, callback, net = Copies(), PlanCallback(), Net()
-    train([callback, copies], lambda: net)
+    train([callback, copies], lambda: net, rows=32)
     assert copies.planned
     assert "training_step" not in net.__dict__
     assert callback.planned is None

@@ -3,7 +3,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import PlanError
@@ -256,6 +256,7 @@ def mutated(order: tuple[int, ...], rng: random.Random) -> tuple[int, ...]:
     return tuple(mutant)
 
 
+@settings(max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_an_order_is_refused_exactly_when_it_computes_something_else(rng: random.Random):
     graph = random_graph(rng, 8)
@@ -291,6 +292,7 @@ def overwrites_nothing_needed(graph: TrainGraph, plan: Plan) -> bool:
     return all(buffer_of[value] == [value] for value in (*graph.inputs, *graph.outputs))
 
 
+@settings(max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_in_place_is_refused_exactly_when_someone_would_read_the_wrong_bytes(rng: random.Random):
     graph = random_graph(rng, 8)

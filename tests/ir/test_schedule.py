@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from autotune.errors import PlanError
 from autotune.ir.graph import TrainGraph
@@ -173,6 +173,7 @@ def test_a_store_is_named_only_when_something_leaves():
     assert lower(graph, Plan(Plan.traced(graph).order, (Swap(0, 1),), 1, "ssd")).store == "ssd"
 
 
+@settings(max_examples=60)
 @given(plans())
 def test_a_schedule_never_uses_what_is_not_there_and_gives_everything_back(drawn: tuple[TrainGraph, Plan]):
     graph, plan = drawn
@@ -208,6 +209,7 @@ def test_values_begin_to_live_where_they_are_made_or_prefetched_and_end_where_th
     assert changes == [((0, 1), ()), ((2,), (0,)), ((), ()), ((), (1,)), ((1,), ())]
 
 
+@settings(max_examples=60)
 @given(plans())
 def test_without_offload_nothing_outlives_the_op_that_uses_it_last(drawn: tuple[TrainGraph, Plan]):
     graph, plan = drawn

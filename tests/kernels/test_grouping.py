@@ -32,7 +32,7 @@ def has_cycle(graph: TrainGraph, groups: Sequence[Sequence[int]]) -> bool:
     return bool(units)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(graphs(max_ops=16), st.randoms(use_true_random=False))
 def test_each_fusible_op_is_in_one_group_of_one_phase_and_groups_can_be_ordered(graph: TrainGraph, rng: random.Random):
     fusible = fusible_ops(graph, rng)

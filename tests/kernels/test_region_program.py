@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,15 @@ def make(rows: int = 96) -> Workload:
     return Workload(model, loss, optimizer, (torch.randn(rows, 64), torch.randint(8, (rows,))))
 
 
+@cache
+def captured() -> Program:
+    """Capture the step once for all tests that run no step of it."""
+    return capture(make())
+
+
+@cache
 def program() -> Program:
-    return fuse(capture(make()))
+    return fuse(captured())
 
 
 def fused_plan(plan: Plan, rebuild_price: float = REBUILD_PRICE) -> Plan:
@@ -58,7 +66,7 @@ def fused_plan(plan: Plan, rebuild_price: float = REBUILD_PRICE) -> Plan:
 
 
 @pytest.mark.usefixtures("_op_by_op")
-@pytest.mark.parametrize("seed", [1, 2, 3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 40))])
+@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 10))])
 def test_regions_of_random_models_compute_the_captured_step_under_any_plan(seed: int):
     source = draw(seed)
     case = Case(f"seed{seed}", source.workload, source.batch)
@@ -73,7 +81,7 @@ def test_regions_of_random_models_compute_the_captured_step_under_any_plan(seed:
 @pytest.mark.usefixtures("_op_by_op")
 def test_a_plan_on_regions_offloads_as_any_other(tmp_path: Path):
     case = Case("regions", make, lambda number: make().batch)
-    graph = fuse(capture(make())).graph
+    graph = program().graph
     costs = with_stores(Costs.unit(graph), ["ssd"])
     settings = {"recompute": {"planner": "keep"}, "offload": {"planner": "window", "store": "ssd"}}
     plan = replace(make_plan(graph, settings, graph.static_bytes + 1, costs), kernels="inductor")
@@ -129,7 +137,7 @@ def test_a_buffer_is_computed_from_the_old_content_of_another_one():
 
 
 def test_rebuilt_values_are_not_saved_for_the_backward_pass():
-    before, after = capture(make()).graph, fuse(capture(make()), REBUILDING).graph
+    before, after = captured().graph, fuse(captured(), REBUILDING).graph
     gelu = next(value.id for value in before.values if "gelu" in value.name)
     kept = [value for value in after.values if value.name == before.values[gelu].name]
     assert before.consumers[gelu]
@@ -137,10 +145,10 @@ def test_rebuilt_values_are_not_saved_for_the_backward_pass():
 
 
 def test_at_a_high_price_every_value_is_saved_and_planners_decide_what_is_recomputed():
-    captured = capture(make())
-    free, dear = (fuse(captured, rebuild_price=price).graph for price in (0.0, 100.0))
+    free, dear = (fuse(captured(), rebuild_price=price).graph for price in (0.0, 100.0))
     saved = [sum(value.nbytes for value in graph.values if _crosses(graph, value.id)) for graph in (free, dear)]
-    assert saved[0] < saved[1] == sum(v.nbytes for v in captured.graph.values if _crosses(captured.graph, v.id))
+    unfused = captured().graph
+    assert saved[0] < saved[1] == sum(value.nbytes for value in unfused.values if _crosses(unfused, value.id))
 
 
 def _crosses(graph: TrainGraph, value: int) -> bool:
@@ -160,7 +168,7 @@ def test_dropout_draws_outside_of_regions_so_that_masks_are_those_of_eager():
 
 
 def test_one_model_has_one_digest_and_equal_regions_share_a_kernel():
-    assert program().graph.digest == program().graph.digest != capture(make()).graph.digest
+    assert program().graph.digest == fuse(capture(make())).graph.digest != captured().graph.digest
     signatures = [region.signature for region in list_regions(program())]
     assert len(signatures) == len(set(signatures))
 
@@ -185,7 +193,7 @@ def make_regression() -> Workload:
 @pytest.mark.usefixtures("_op_by_op")
 def test_a_plan_runs_on_regions_of_its_own_rebuild_price_and_on_no_others():
     case = Case("regions", make, lambda number: make().batch)
-    graph = fuse(capture(make()), REBUILDING).graph
+    graph = fuse(captured(), REBUILDING).graph
     assert graph.digest != program().graph.digest
     plan = fused_plan(Plan.traced(graph), REBUILDING)
     assert not difference(eager_trace(case), planned_trace(case, plan, {}))
@@ -196,7 +204,8 @@ def test_a_plan_runs_on_regions_of_its_own_rebuild_price_and_on_no_others():
 
 
 def test_a_compiled_loss_is_one_number_where_eager_keeps_its_terms():
-    graphs = capture(make_regression()).graph, fuse(capture(make_regression())).graph
+    unfused = capture(make_regression())
+    graphs = unfused.graph, fuse(unfused).graph
     assert [graph.values[graph.outputs[0]].nbytes for graph in graphs] == [256 * 64 * 4, 4]
 
 
@@ -211,9 +220,10 @@ def test_batch_norms_with_another_constant_run_other_kernels():
             region.signature for region in compiled for call in region.region.calls if hasattr(call.target, REMADE_BY)
         }
 
-    assert signatures(1e-5)
-    assert signatures(1e-5) == signatures(1e-5)
-    assert signatures(1e-5).isdisjoint(signatures(1e-3))
+    first, again, other = map(signatures, (1e-5, 1e-5, 1e-3))
+    assert first
+    assert first == again
+    assert first.isdisjoint(other)
 
 
 @pytest.mark.slow
@@ -235,10 +245,10 @@ def test_a_compiled_step_passes_the_gate_and_every_plan_gives_its_bits_at_the_pr
         step(workload.batch)
         step(workload.batch)
         assert "float64" in step.verified
-    case = Case("regions", make, lambda number: make().batch)
-    costs = profile(program())
+    case, stepped = Case("regions", make, lambda number: make().batch), fuse(capture(make()))
+    costs = profile(stepped)
     plans = [fused_plan(random_plan(graph, costs, random.Random(seed))) for seed in range(3)]
     expected = planned_trace(case, traced, {})
     for plan in plans:
         assert not difference(expected, planned_trace(case, plan, {}))
-        assert not peak_difference(program(), case, plan, costs, {})
+        assert not peak_difference(stepped, case, plan, costs, {})

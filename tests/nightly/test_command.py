@@ -19,7 +19,7 @@ from autotune.nightly.history import EntryDirectory, NightRecord, NightVerdict
 from autotune.records import plan_file as planfile
 from autotune.records.measurement import Measurement
 from autotune.study.verdicts.statistics import block_means
-from tests.system.test_cli import DEVICE, FakeHarness, FakeTracker
+from tests.system.test_cli import DEVICE, FakeHarness, FakeTracker, keep_in_memory
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -38,6 +38,8 @@ def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A config of one entry, on a quiet machine, whose nights begin on other days."""
     days = iter(range(100))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("autotune.study.trial_store._storage", keep_in_memory)
+    monkeypatch.setattr("autotune.planners.space.find_spec", lambda _: None)  # windows take time of CP-SAT
     monkeypatch.setattr("autotune.measure.harness.Harness", FakeHarness)
     monkeypatch.setattr("autotune.report.mlflow_log.Tracker", Tracker)
     monkeypatch.setattr(Tracker, "tags", [])

@@ -179,13 +179,12 @@ def test_a_slow_decline_is_held_to_the_first_nights(bench: Bench):
 
 
 @pytest.mark.parametrize("nights", [20, pytest.param(100, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("machine", NOISE)
-def test_three_percent_slower_is_found_in_19_of_20_nights_of_5_minutes(bench: Bench, machine: str, nights: int):
+def test_three_percent_slower_is_found_in_19_of_20_nights_of_5_minutes(bench: Bench, nights: int):
     bench.refines = False
     detected, directory = 0, bench.directory
     for trial in range(nights):
         bench.directory = directory / f"{trial}"
-        bench.runner.pace[CHAMPION], bench.runner.noise = 1.0, recorded(machine, f"slower {trial}")
+        bench.runner.pace[CHAMPION], bench.runner.noise = 1.0, recorded("resnet152", f"slower {trial}")
         bench.crown(nights=[f"n{night}" for night in range(6)])
         bench.runner.pace[CHAMPION] = 1.03
         began = bench.runner.clock.now
@@ -194,7 +193,7 @@ def test_three_percent_slower_is_found_in_19_of_20_nights_of_5_minutes(bench: Be
     assert detected >= 19 / 20 * nights
 
 
-@pytest.mark.parametrize("history", ["", *(pytest.param(f" {n}", marks=pytest.mark.slow) for n in range(5))])
+@pytest.mark.parametrize("history", ["", pytest.param(" 0", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("machine", NOISE)
 def test_an_unchanged_champion_raises_no_red_in_50_nights(bench: Bench, machine: str, history: str):
     bench.refines = False
@@ -205,12 +204,11 @@ def test_an_unchanged_champion_raises_no_red_in_50_nights(bench: Bench, machine:
     assert verdicts.count(NightVerdict.SAME) >= 40
 
 
-@pytest.mark.parametrize("machine", NOISE)
-def test_two_plans_of_one_pace_are_a_tie_in_19_of_20_confirmations(bench: Bench, machine: str):
+def test_two_plans_of_one_pace_are_a_tie_in_19_of_20_confirmations(bench: Bench):
     ties, directory = 0, bench.directory
     for trial in range(20):
         bench.directory = directory / f"{trial}"
-        bench.runner.noise = recorded(machine, f"tie {trial}")
+        bench.runner.noise = recorded("resnet152", f"tie {trial}")
         bench.search.finds = None
         bench.crown()
         bench.search = FakeSearch(CHALLENGER, ratio=0.5)  # by luck

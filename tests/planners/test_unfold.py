@@ -30,7 +30,7 @@ def test_a_run_that_nobody_reads_falls_away_but_never_the_last_of_its_op():
     assert fold(graph, order, (2, 0, 1, 3)) == (0, 1, 2)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(st.randoms(use_true_random=False))
 def test_unfolded_runs_take_the_bytes_and_the_seconds_of_their_plan(rng: random.Random):
     graph = random_graph(rng)
@@ -42,7 +42,7 @@ def test_unfolded_runs_take_the_bytes_and_the_seconds_of_their_plan(rng: random.
     assert abs(simulate(runs, lower(runs, Plan.traced(runs)), own).seconds - seen) < 1e-9
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(st.randoms(use_true_random=False))
 def test_any_order_of_the_runs_folds_into_a_valid_plan_of_no_more_runs(rng: random.Random):
     graph = random_graph(rng)

@@ -184,6 +184,7 @@ def test_what_is_made_again_needs_its_own_input_made_again_too():
     assert least_seconds(graph, 1 + 71, costs) == 16.0
 
 
+@settings(max_examples=60)
 @given(plans(), st.integers(0, 40))
 def test_no_random_plan_peaks_below_the_bound(drawn: tuple[TrainGraph, Plan], scratch: int):
     graph, plan = drawn
@@ -191,6 +192,7 @@ def test_no_random_plan_peaks_below_the_bound(drawn: tuple[TrainGraph, Plan], sc
     assert peak_bytes(graph, Plan(plan.order, inplace=plan.inplace), costs) >= peak_lower_bound(graph, costs)[0]
 
 
+@settings(max_examples=60)
 @given(plans(), st.integers(0, 40))
 def test_no_plan_that_offloads_peaks_below_the_bound_with_a_store(drawn: tuple[TrainGraph, Plan], scratch: int):
     graph, plan = drawn
@@ -198,6 +200,7 @@ def test_no_plan_that_offloads_peaks_below_the_bound_with_a_store(drawn: tuple[T
     assert peak_bytes(graph, plan, costs) >= peak_lower_bound(graph, costs)[0]
 
 
+@settings(max_examples=60)
 @given(plans())
 def test_no_random_plan_is_faster_than_the_bound_for_its_own_peak(drawn: tuple[TrainGraph, Plan]):
     graph, plan = drawn
@@ -215,7 +218,7 @@ def test_the_best_of_all_orders_is_not_below_the_bound(rng: random.Random):
     assert best >= peak_lower_bound(graph, costs)[0]
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(st.randoms(use_true_random=False))
 def test_no_plan_at_all_is_below_either_bound(rng: random.Random):
     """Every order with any number of repetitions and outputs in place, by brute force; at three budgets."""

@@ -2,7 +2,7 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.predict.min_cut import UNCUTTABLE, Network
@@ -28,6 +28,7 @@ def test_an_edge_that_no_cut_may_take_binds_its_ends():
     assert network.min_cut() == [True, False, False, False]
 
 
+@settings(max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_no_other_cut_is_cheaper_and_of_the_cheapest_it_holds_all(rng: random.Random):
     count = rng.randint(2, 7)

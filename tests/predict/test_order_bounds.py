@@ -1,7 +1,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.ir.costs import Costs
@@ -109,6 +109,7 @@ def test_blocks_of_ops_make_no_difference(monkeypatch: pytest.MonkeyPatch):
     assert required_bytes(problem).tolist() == whole.tolist()
 
 
+@settings(max_examples=60)
 @given(randoms)
 def test_neither_bound_is_above_the_best_of_all_orders(rng: random.Random):
     graph, costs, problem = random_problem(rng, 8)
@@ -119,6 +120,7 @@ def test_neither_bound_is_above_the_best_of_all_orders(rng: random.Random):
     assert near <= best
 
 
+@settings(max_examples=60)
 @given(randoms)
 def test_no_order_with_runs_in_place_goes_below_the_bound_in_place(rng: random.Random):
     graph = random_graph(rng, 12)
@@ -141,12 +143,14 @@ def test_an_op_in_place_needs_its_result_once():
     assert order_lower_bound(graph, Costs.unit(graph), inplace=True) == (10, 0)
 
 
+@settings(max_examples=60)
 @given(randoms)
 def test_the_bound_is_the_same_from_the_end(rng: random.Random):
     _, _, problem = random_problem(rng)
     assert required_bytes(problem.reverse()).tolist() == required_bytes(problem).tolist()[::-1]
 
 
+@settings(max_examples=60)
 @given(randoms)
 def test_no_set_between_two_has_fewer_bytes_and_it_is_the_largest(rng: random.Random):
     graph, _, problem = random_problem(rng, 8)

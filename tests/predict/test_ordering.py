@@ -1,6 +1,6 @@
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.ir.costs import Costs
@@ -31,6 +31,7 @@ def test_what_nobody_reads_comes_and_goes_with_its_op():
     assert ordering_problem(graph, Costs((1.0, 1.0), (2, 3))).profile((0, 1)) == [17, 14]
 
 
+@settings(max_examples=60)
 @given(randoms)
 def test_an_order_peaks_where_the_simulator_says(rng: random.Random):
     graph, costs, problem = random_problem(rng)
@@ -38,6 +39,7 @@ def test_an_order_peaks_where_the_simulator_says(rng: random.Random):
     assert problem.peak(order) == peak_bytes(graph, Plan(order), costs)
 
 
+@settings(max_examples=60)
 @given(randoms)
 def test_an_order_and_its_reverse_take_the_same_bytes(rng: random.Random):
     graph, _, problem = random_problem(rng)
@@ -48,6 +50,7 @@ def test_an_order_and_its_reverse_take_the_same_bytes(rng: random.Random):
     assert reverse.reverse().profile(order) == problem.profile(order)
 
 
+@settings(max_examples=60)
 @given(randoms)
 def test_a_part_of_an_order_takes_what_it_takes_inside_the_whole(rng: random.Random):
     graph, _, problem = random_problem(rng)

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 
 from autotune.ir.costs import Costs
 from autotune.ir.plan import InPlace, Plan
@@ -23,6 +23,7 @@ def test_a_chain_of_three_lies_in_the_bytes_of_two():
     assert [(buffer.size, buffer.born, buffer.died) for buffer in planned] == [(10, 0, 4), (10, 2, 8)]
 
 
+@settings(max_examples=60)
 @given(plans())
 def test_what_lives_at_once_is_the_peak_that_the_simulator_predicts_beside_what_stays(drawn):
     graph, plan = drawn
@@ -39,6 +40,7 @@ def test_what_lives_at_once_is_the_peak_that_the_simulator_predicts_beside_what_
     assert most(planned) <= highest <= most(planned) + outside
 
 
+@settings(max_examples=60)
 @given(plans())
 def test_every_plans_layout_holds(drawn):
     graph, plan = drawn

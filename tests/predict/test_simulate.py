@@ -2,7 +2,7 @@ import dataclasses
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import ConfigError
@@ -162,6 +162,7 @@ def test_a_read_beside_a_write_goes_at_the_rate_measured_beside():
     assert transfers[:3] == [(1.0, 3.0), (7.0, 12.0), (7.0, 14.0)]
 
 
+@settings(max_examples=60)
 @given(plans(), st.floats(1.0, 3.0))
 def test_spans_follow_each_other_and_each_direction_carries_one_transfer_at_a_time(
     drawn: tuple[TrainGraph, Plan], contention: float
@@ -187,6 +188,7 @@ def test_a_ramdisk_in_the_devices_own_memory_saves_nothing():
     assert peak_bytes(graph, Plan.traced(graph), costs) == 100
 
 
+@settings(max_examples=60)
 @given(plans())
 def test_holding_memory_never_pays(drawn: tuple[TrainGraph, Plan]):
     graph, plan = drawn
@@ -244,6 +246,7 @@ def counted(graph: TrainGraph, plan: Plan, scratch: tuple[int, ...]) -> list[int
     return total
 
 
+@settings(max_examples=60)
 @given(plans(), st.lists(st.integers(0, 30), min_size=12, max_size=12))
 def test_bytes_of_every_op_equal_a_count_that_knows_no_schedule(drawn: tuple[TrainGraph, Plan], scratch: list[int]):
     graph, plan = drawn

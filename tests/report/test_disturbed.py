@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.records.config import load_config
 from autotune.records.measurement import Measurement
 from autotune.report.page_rows import prediction_rows, summarize_accuracy
 from autotune.report.summary import list_run_facts
@@ -12,13 +11,14 @@ from autotune.report.tracking.fields import trial_metrics
 from autotune.study.recorded_run import RecordedRun
 from autotune.study.session import tune
 from autotune.testing.fake_runner import FakeRunner
+from tests.study.test_session import configured
 
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
     directory = tmp_path_factory.mktemp("busy")
-    overrides = {"trials": 4, "plans": str(directory / "plans"), "planners": {"recompute": ["keep", "segments"]}}
-    tune(load_config("resnet18", overrides=overrides), FakeRunner(disturbed=lambda number: True), directory / "run")
+    runner = FakeRunner(disturbed=lambda number: True)
+    tune(configured(directory, trials=4), runner, directory / "run", lasting=False)
     return RecordedRun.load(directory / "run")
 
 

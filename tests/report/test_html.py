@@ -190,13 +190,13 @@ def test_the_page_of_2800_ops_and_1500_trials_is_small_too() -> None:
     searched = replace(base, number=1, kind=TrialKind.SEARCH, settings=SETTINGS, plan=plan, estimate=estimate)
     good = replace(seen(graph, costs, plan), lanes=lanes, transfer_bytes=2**30)
     rng = random.Random(0)
-    trials = [base]
+    trials, traced = [base], Plan.traced(graph)
     for number in range(1, 1500):
         if number % 3:
             trials.append(replace(searched, number=number, measurement=good))
             continue
         failure = failed(rng.choice(list(Outcome)[2:]), "".join(rng.choices("abcdefgh \n", k=4000)))
-        trials.append(replace(searched, number=number, plan=Plan.traced(graph), measurement=failure))
+        trials.append(replace(searched, number=number, plan=traced, measurement=failure))
     assert len(graph.ops) == 2801
     page = render_page(RecordedRun("large", {"budget": "95%"}, tuple(trials), graph, costs, DEVICE))
     assert len(page.encode()) < 2**20

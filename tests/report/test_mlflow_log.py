@@ -68,7 +68,7 @@ class Logged:
         self.experiment = self.client.get_experiment_by_name(experiment_name("resnet18", DEVICE.key))
 
     def configured(self, **fields: object) -> Config:
-        return configured(self.directory, runs=str(self.directory / "runs"), trials=8, **fields)
+        return configured(self.directory, runs=str(self.directory / "runs"), trials=6, **fields)
 
     def tune(self, tracker: Tracker, run_dir: Path | None = None, config: Config | None = None) -> StudyResult:
         report = lambda run_dir: (run_dir / "report.html").write_text("<html>") and run_dir / "report.html"  # noqa: E731
@@ -83,10 +83,10 @@ class Logged:
             progress=tracker, write_report=report,
         )  # fmt: skip
 
-    def family(self, name: str) -> "list[Run]":
+    def family(self, name: str, budget: str = "65%") -> "list[Run]":
         """The run of that name, and its children."""
         runs = self.client.search_runs([self.experiment.experiment_id])
-        (parent,) = (run for run in runs if run.info.run_name == f"{name} 65%")
+        (parent,) = (run for run in runs if run.info.run_name == f"{name} {budget}")
         return [run for run in runs if parent.info.run_id in (run.info.run_id, run.data.tags.get("mlflow.parentRunId"))]
 
     def runs(self) -> "list[Run]":
@@ -107,6 +107,18 @@ def logged(tmp_path_factory):
     patch.delenv("MLFLOW_TRACKING_URI", raising=False)
     yield Logged(tmp_path_factory.mktemp("logged"))
     patch.undo()
+
+
+@pytest.fixture(scope="module")
+def later(logged):
+    """Directory of a copy of the study, logged at a time long after its last trial."""
+    run_dir = logged.directory / "runs" / "later"
+    shutil.copytree(logged.run_dir, run_dir)
+    os.utime(run_dir / "trials.jsonl", (2e9, 2e9))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: 3e9)
+        Tracker(logged.config, run_dir).finish()
+    return run_dir
 
 
 def test_experiment_stands_for_workload_and_device_without_a_slash(logged):
@@ -209,26 +221,20 @@ def test_steps_and_trials_carry_the_time_at_which_they_ended(logged):
     ]
 
 
-def test_a_trial_ends_after_what_was_measured_in_it_and_not_when_it_is_logged(logged, monkeypatch):
+def test_a_trial_ends_after_what_was_measured_in_it_and_not_when_it_is_logged(logged, later):
     for number, run in logged.children.items():
         measurement = logged.result.trials[number].measurement
         measured = sum(measurement.step_seconds) + sum(measurement.baseline_seconds)
         assert run.info.end_time - run.info.start_time >= int(1000 * measured)
-    later = logged.directory / "runs" / "later"
-    shutil.copytree(logged.run_dir, later)
-    os.utime(later / "trials.jsonl", (2e9, 2e9))
-    monkeypatch.setattr(time, "time", lambda: 3e9)
-    Tracker(logged.config, later).finish()
-    assert max(run.info.end_time for run in logged.family("later") if "autotune.trial" in run.data.tags) == int(2e12)
+    ends = [run.info.end_time for run in logged.family(later.name) if "autotune.trial" in run.data.tags]
+    assert max(ends) == int(2e12)
 
 
-def test_a_refused_study_logs_nothing_and_changes_nothing_of_a_running_one(logged, monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    run_dir = logged.directory / "runs" / "running"
-    Tracker(logged.config, shutil.copytree(logged.run_dir, run_dir)).finish()
-    parent = next(run for run in logged.family("running") if run.data.tags["autotune.kind"] == "study")
+def test_a_refused_study_logs_nothing_and_changes_nothing_of_a_running_one(logged, later):
+    run_dir = later
+    parent = next(run for run in logged.family(later.name) if run.data.tags["autotune.kind"] == "study")
     logged.client.update_run(parent.info.run_id, status="RUNNING")
-    before = len(logged.family("running"))
+    before = len(logged.family(later.name))
 
     def refused(config: Config, runner: FakeRunner) -> str:
         with pytest.raises((LockedError, ConfigError)) as error:
@@ -243,7 +249,7 @@ def test_a_refused_study_logs_nothing_and_changes_nothing_of_a_running_one(logge
     assert "tune under another --name" in refused(
         logged.configured(workload="gpt2"), FakeRunner(graph=training_chain(12))
     )
-    assert len(logged.family("running")) == before
+    assert len(logged.family(later.name)) == before
     assert {experiment.name for experiment in logged.client.search_experiments()} == {
         "Default", logged.experiment.name,
     }  # fmt: skip
@@ -291,10 +297,11 @@ def test_the_message_is_the_address_of_the_run_where_there_is_a_server(logged, m
 
 
 def test_every_figure_of_a_trials_row_is_a_metric_of_its_run(logged):
-    rows = [row for row in tables.trial_rows(logged.result.trials) if row.trial.number in logged.children]
+    children = logged.children
+    rows = [row for row in tables.trial_rows(logged.result.trials) if row.trial.number in children]
     assert len(rows) > 3
     for row in rows:
-        metrics = logged.children[row.trial.number].data.metrics
+        metrics = children[row.trial.number].data.metrics
         cells = dict(zip(tables.COLUMNS, row.cells, strict=True))
         predicted = f"~{mib(metrics['estimate_peak_bytes'])}" if "estimate_peak_bytes" in metrics else "-"
         seconds, ratio = metrics.get("step_seconds"), metrics.get("time_ratio")
@@ -313,17 +320,17 @@ def test_budget_floor_and_proofs_are_metrics_of_the_parent(logged):
         assert metrics[f"best_estimate_{name}"] == getattr(best, name)
 
 
-def test_the_plans_of_a_front_are_logged_with_its_table_and_each_plan_has_its_status(tmp_path, monkeypatch):
+def test_the_plans_of_a_front_are_logged_with_its_table_and_each_plan_has_its_status(logged, monkeypatch):
     monkeypatch.setattr("autotune.planners.space.find_spec", lambda _: None)
-    runs = tmp_path / "runs"
-    config = front_config(tmp_path, runs=str(runs), trials=6)
+    runs = logged.directory / "runs"
+    config = front_config(logged.directory, runs=str(runs), trials=6)
     tracker = Tracker(config, runs / "front")
     result = tune(config, front_runner(), runs / "front", progress=tracker)
     message = tracker.finish()
     assert "not logged" not in message
-    client = open_client(tracker.uri)
-    experiment = client.get_experiment_by_name(experiment_name("resnet18", DEVICE.key))
-    found = client.search_runs([experiment.experiment_id], max_results=1000)
+    client = logged.client
+    assert tracker.uri == logged.tracker.uri
+    found = logged.family("front", budget="110%")
     (parent,) = [run for run in found if run.data.tags["autotune.kind"] == "study"]
     assert parent.data.metrics["front_points"] == len(result.front) > 0
     names = {file.path for file in client.list_artifacts(parent.info.run_id, "front")}
@@ -339,8 +346,9 @@ def test_the_plans_of_a_front_are_logged_with_its_table_and_each_plan_has_its_st
 
 def test_the_same_report_is_made_of_what_mlflow_holds_alone(logged, tmp_path):
     run_dir = logged.directory / "runs" / "whole"
-    tracker = Tracker(logged.config, run_dir)
-    tune(logged.config, FakeRunner(store=True), run_dir, progress=tracker, write_report=write_report)
+    config = logged.config.model_copy(update={"trials": 4})
+    tracker = Tracker(config, run_dir)
+    tune(config, FakeRunner(store=True), run_dir, progress=tracker, write_report=write_report)
     line = tracker.finish()
     match = re.search(r"/runs/(\w+)\?workflowType=machine_learning$", line)
     assert match is not None, line
@@ -472,7 +480,7 @@ def test_without_a_server_the_study_goes_on_says_so_at_once_and_once_more_at_the
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     config = configured(tmp_path, trials=3)
     tracker = Tracker(config, tmp_path / "run")
-    result = tune(config, FakeRunner(), tmp_path / "run", progress=tracker)
+    result = tune(config, FakeRunner(), tmp_path / "run", progress=tracker, lasting=False)
     assert result.best is not None
     warnings = [line for line in capfd.readouterr().err.splitlines() if "not logged to http://127.0.0.1:9: " in line]
     assert len(warnings) == 1
@@ -488,7 +496,7 @@ def test_what_a_server_missed_is_delivered_when_it_is_back(logged, tmp_path, mon
     for name, deliver in (("early", False), ("late", True)):
         config = configured(tmp_path, trials=3, runs=str(tmp_path))
         tracker = Tracker(config, tmp_path / name)
-        result = tune(config, FakeRunner(), tmp_path / name, progress=tracker)
+        result = tune(config, FakeRunner(), tmp_path / name, progress=tracker, lasting=False)
         assert tracker.problem
         if deliver:
             assert "--log" in tracker.finish()
@@ -511,7 +519,7 @@ def test_a_database_that_is_gone_costs_seconds_and_its_password_is_not_told(tmp_
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql+psycopg://me:secret@127.0.0.1:9/runs")
     config = configured(tmp_path, trials=3)
     tracker = Tracker(config, tmp_path / "run")
-    tune(config, FakeRunner(), tmp_path / "run", progress=tracker)
+    tune(config, FakeRunner(), tmp_path / "run", progress=tracker, lasting=False)
     message = tracker.finish()
     assert message.startswith("not logged to postgresql+psycopg://me:***@127.0.0.1:9/runs: ")
     assert "refused" in message
@@ -521,7 +529,7 @@ def test_an_address_that_cannot_be_opened_ends_no_study(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "mysql+nosuchdriver://127.0.0.1/runs")
     config = configured(tmp_path, trials=3)
     tracker = Tracker(config, tmp_path / "run")
-    assert tune(config, FakeRunner(), tmp_path / "run", progress=tracker).best is not None
+    assert tune(config, FakeRunner(), tmp_path / "run", progress=tracker, lasting=False).best is not None
     assert tracker.finish().startswith("not logged to mysql+nosuchdriver://127.0.0.1/runs: ")
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -212,26 +212,26 @@ def test_accumulated_gradients_leave_the_arena_its_layout(plan: Plan):
     assert not arena.works or (arena.bytes > 0 and arena.misses == 0)
 
 
+@cache
+def plan_in_channels_last() -> Plan:
+    images, labels = batches()[0]
+    batch = images.contiguous(memory_format=torch.channels_last), labels
+    converted = Workload(Net().to(memory_format=torch.channels_last), loss_fn, None, batch)
+    return replace(Plan.traced(capture(converted).graph), memory_format="channels_last")
+
+
 def test_a_plan_in_channels_last_converts_model_and_batch():
     def in_format(model: nn.Module) -> Loss:
         model.to(memory_format=torch.channels_last)
         return lambda batch: loss_fn(model, (batch[0].contiguous(memory_format=torch.channels_last), batch[1]))
 
-    images, labels = batches()[0]
-    converted = Net().to(memory_format=torch.channels_last)
-    batch = images.contiguous(memory_format=torch.channels_last), labels
-    traced = Plan.traced(capture(Workload(converted, loss_fn, None, batch)).graph)
-    plan = replace(traced, memory_format="channels_last")
+    plan = plan_in_channels_last()
     wanted, got = run(clipping, in_format), run(clipping, lambda model: PlannedLoss(model, loss_fn, plan))
     assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
 
 
 def test_a_contiguous_state_that_is_loaded_beside_a_plan_in_channels_last_updates_its_own_elements():
     net = Net()
-    images, labels = batches()[0]
-    batch = images.contiguous(memory_format=torch.channels_last), labels
-    converted = Workload(Net().to(memory_format=torch.channels_last), loss_fn, None, batch)
-    plan = replace(Plan.traced(capture(converted).graph), memory_format="channels_last")
     earlier = torch.optim.AdamW(net.parameters(), lr=0.1, fused=True)
     for each in batches():
         loss_fn(net, each)[0].backward()
@@ -240,7 +240,7 @@ def test_a_contiguous_state_that_is_loaded_beside_a_plan_in_channels_last_update
         parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
     other = deepcopy(net)
     optimizers = [torch.optim.AdamW(each.parameters(), lr=0.1, fused=True) for each in (net, other)]
-    PlannedLoss(other, loss_fn, plan)
+    PlannedLoss(other, loss_fn, plan_in_channels_last())
     for model, optimizer in zip((net, other), optimizers, strict=True):
         optimizer.load_state_dict(deepcopy(earlier.state_dict()))
         for parameter, first in zip(model.parameters(), net.parameters(), strict=True):
@@ -254,8 +254,6 @@ def test_a_contiguous_state_that_is_loaded_beside_a_plan_in_channels_last_update
 def test_gradients_that_exist_are_converted_with_the_model_for_a_plan_in_channels_last():
     images, labels = batches()[0]
     batch = images.contiguous(memory_format=torch.channels_last), labels
-    converted = Workload(Net().to(memory_format=torch.channels_last), loss_fn, None, batch)
-    plan = replace(Plan.traced(capture(converted).graph), memory_format="channels_last")
     net = Net()
     loss_fn(net, batches()[0])[0].backward()
     net.zero_grad(set_to_none=False)
@@ -263,7 +261,7 @@ def test_gradients_that_exist_are_converted_with_the_model_for_a_plan_in_channel
     for parameter in other.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizers = [torch.optim.AdamW(each.parameters(), lr=0.1, fused=True) for each in (net, other)]
-    planned = PlannedLoss(other, loss_fn, plan)
+    planned = PlannedLoss(other, loss_fn, plan_in_channels_last())
     net.to(memory_format=torch.channels_last)
     for each in (lambda: loss_fn(net, batch), lambda: planned(batch)):
         torch.manual_seed(5)
@@ -288,51 +286,54 @@ def test_a_graph_that_is_not_retained_is_differentiated_once_and_a_retained_one_
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
+def squared(model: nn.Module, batch: Any) -> torch.Tensor:
+    return model(batch[0]).square().mean()
+
+
 def test_gradients_of_gradients_are_refused_by_name():
-    model = Net()
-    loss, _ = PlannedLoss(model, loss_fn)(batches()[0])
+    model = nn.Linear(8, 4)
+    loss = PlannedLoss(model, squared)((torch.ones(2, 8),))
     with pytest.raises(ConfigError, match="create_graph=True, but its gradients have no graph"):
         torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
 
 
 def test_a_batch_that_wants_its_gradient_later_is_refused():
-    planned = PlannedLoss(Net(), loss_fn)
-    images, labels = batches()[0]
-    planned((images, labels))
+    planned = PlannedLoss(nn.Linear(8, 4), squared)
+    planned((torch.ones(2, 8),))
     with pytest.raises(CaptureError, match=r"batch\.0 requires a gradient"):
-        planned((images.requires_grad_(), labels))
+        planned((torch.ones(2, 8, requires_grad=True),))
 
 
 def test_a_parameter_that_changes_before_backward_is_refused_where_the_step_must_run_again():
-    model = Net()
-    planned = PlannedLoss(model, loss_fn)
-    loss, _ = planned(batches()[0])
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    planned = PlannedLoss(model, squared)
+    loss = planned((torch.ones(2, 8),))
     with torch.no_grad():
-        model.head.weight.add_(1)
+        model[1].weight.add_(1)
     with pytest.raises(RuntimeError, match="changed in place between the call and backward"):
         (loss / 3).backward()
 
 
 def test_another_shape_is_refused_on_request():
-    planned = PlannedLoss(Net(), loss_fn, other_shapes="error")
-    planned(batches()[0])
+    planned = PlannedLoss(nn.Linear(8, 4), squared, other_shapes="error")
+    planned((torch.ones(2, 8),))
     with pytest.raises(PlanError, match="make a PlannedLoss for it"):
-        planned((torch.randn(2, 3, 8, 8), torch.zeros(2, dtype=torch.long)))
+        planned((torch.ones(3, 8),))
 
 
 @pytest.mark.filterwarnings("ignore:.*the plan is for a batch of")
 def test_the_last_gradient_of_the_loss_is_expected_for_a_batch_of_another_shape_too(runs: list[Executor]):
-    planned = PlannedLoss(Net(), loss_fn)
-    for batch in (*batches(2), (torch.randn(2, 3, 8, 8), torch.zeros(2, dtype=torch.long))):
-        (planned(batch)[0] / 3).backward()
+    planned = PlannedLoss(nn.Linear(8, 4), squared)
+    for rows in (2, 2, 3):
+        (planned((torch.ones(rows, 8),)) / 3).backward()
     assert len(runs) == 4  # the first call ran twice
 
 
 def test_a_predicted_gradient_of_the_loss_saves_the_second_run(runs: list[Executor]):
     factor = [3]
-    planned = PlannedLoss(Net(), loss_fn, loss_gradient=lambda one: one / factor[0])
+    planned = PlannedLoss(nn.Linear(8, 4), squared, loss_gradient=lambda one: one / factor[0])
     for factor[0] in (3, 3, 5):
-        (planned(batches()[0])[0] / factor[0]).backward()
+        (planned((torch.ones(2, 8),)) / factor[0]).backward()
     assert len(runs) == 3
 
 

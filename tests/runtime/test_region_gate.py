@@ -56,17 +56,16 @@ def check_net(seed: int) -> RegionGate:
 
 
 @pytest.mark.usefixtures("_decomposed")
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 12))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 7))])
 def test_kernels_that_round_differently_pass_on_nets_of_batch_norm_and_relu(seed: int):
     check_net(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_kernels")
-@pytest.mark.parametrize("seed", [2, 7])
-def test_kernels_of_inductor_pass_on_nets_of_batch_norm_and_relu(seed: int):
-    compile_regions(fuse(capture(draw_norm_net(seed))))
-    check_net(seed)
+def test_kernels_of_inductor_pass_on_a_net_of_batch_norm_and_relu():
+    compile_regions(fuse(capture(draw_norm_net(2))))
+    check_net(2)
 
 
 def test_regions_run_one_by_one_have_the_bits_of_the_captured_step():
@@ -138,7 +137,7 @@ def _halve(node: fx.Node) -> None:
     node.args = (single, *node.args[1:])
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_kernel_with_one_wrong_op_is_refused(seed: int):
     kinds = set()
     for case in list_cases(seed):

@@ -36,7 +36,6 @@ MADE: dict[str, Callable[[], Workload]] = {
     "mlp with dropout": lambda: make(lambda: mlp(0.5)),
     "norms": lambda: make(normalized, IMAGES),
     "tied": lambda: make(Tied, optimizer=adamw),
-    "adamw": lambda: make(normalized, IMAGES, optimizer=adamw),
 }
 
 
@@ -66,12 +65,11 @@ def test_verified_steps_leave_the_same_bits_and_generators_as_unverified_ones(na
 @pytest.mark.parametrize(
     "options",
     [
-        {"accumulate": 2},
         {"accumulate": 2, "verify": 3},
         {"before_update": lambda: None},
         {"scaler": lambda: torch.amp.GradScaler("cpu", init_scale=256.0)},
     ],
-    ids=["accumulate", "accumulate, three steps", "before_update", "scaler"],
+    ids=["accumulate", "before_update", "scaler"],
 )
 def test_verified_steps_that_keep_gradients_leave_the_same_bits(options: dict[str, Any]) -> None:
     def ended(verify: bool | int) -> dict[str, torch.Tensor]:
@@ -104,13 +102,13 @@ def test_gradients_are_seen_once_in_a_verified_step() -> None:
     assert sorted(names) == sorted(name for name, _ in workload.model.named_parameters())
 
 
-@pytest.mark.parametrize("loss_scale", [1e-6, pytest.param(1.0, marks=pytest.mark.slow), 1e6])
 @pytest.mark.parametrize(
-    ("make_workload", "parameter"),
+    ("make_workload", "parameter", "loss_scale"),
     [
-        (seeded.small_mlp, "3.weight"),
-        (seeded.small_mlp, "0.bias"),
-        (seeded.tiny_gpt2, "transformer.h.0.mlp.c_fc.weight"),
+        (seeded.small_mlp, "3.weight", 1e-6),
+        (seeded.small_mlp, "3.weight", 1e6),
+        (seeded.small_mlp, "0.bias", 1e6),
+        (seeded.tiny_gpt2, "transformer.h.0.mlp.c_fc.weight", 1e-6),
     ],
 )
 def test_a_gradient_off_by_a_thousandth_is_refused_and_eagers_step_stays(
@@ -134,15 +132,14 @@ def test_a_gradient_off_by_a_thousandth_is_refused_and_eagers_step_stays(
     assert all(weight.grad is None for weight in wrong.model.parameters())
 
 
-@pytest.mark.parametrize("loss_scale", [1e-6, 1e6])
 def test_a_gradient_off_by_a_thousandth_is_refused_where_float64_cannot_be_used(
-    monkeypatch: pytest.MonkeyPatch, loss_scale: float
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(step_selector, "capture", seeded.scaling_capture("3.weight", 1.001))
     weights = torch.ones(4)
 
     def weighted(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return loss_scale * F.cross_entropy(model(batch[0]), batch[1], weight=weights)
+        return 1e6 * F.cross_entropy(model(batch[0]), batch[1], weight=weights)
 
     workload = make(mlp, loss_fn=weighted)
     with (
@@ -162,12 +159,11 @@ def test_a_gradient_off_by_a_thousandth_is_refused_where_float64_cannot_be_used(
             lambda: load_workload("segformer", {**TINY["segformer"], "dropout": 0.1}), "eager", marks=pytest.mark.slow
         ),
         pytest.param(lambda: seeded.language_model("Llama"), "float64", marks=pytest.mark.slow),
-        pytest.param(lambda: seeded.language_model("Qwen2"), "float64", marks=pytest.mark.slow),
         pytest.param(lambda: seeded.language_model("Gemma"), "float64", marks=pytest.mark.slow),
         pytest.param(seeded.transposed_volumes, "float64", marks=pytest.mark.slow),
         (seeded.scaled_up, "float64"),
     ],
-    ids=["segformer", "dropout", "llama", "qwen2", "gemma", "conv3d_transpose", "bilinear"],
+    ids=["segformer", "dropout", "llama", "gemma", "conv3d_transpose", "bilinear"],
 )
 def test_rounding_is_admitted(
     make_workload: Callable[[], Workload], against: str, monkeypatch: pytest.MonkeyPatch
@@ -212,10 +208,9 @@ def test_each_captured_program_is_verified_and_no_step_after(monkeypatch: pytest
     assert ran == [6, 6, 3, 3]
 
 
-@pytest.mark.parametrize("verify", [False, 0])
-def test_unless_asked_to_nothing_is_compared(verify: bool | int) -> None:
+def test_unless_asked_to_nothing_is_compared() -> None:
     workload = make(mlp)
-    with step_of(workload, verify=verify) as step:
+    with step_of(workload, verify=False) as step:
         step(workload.batch)
         assert step.verified == ""
 
@@ -291,11 +286,10 @@ class MovingLoss(nn.Module):
         return loss
 
 
-@pytest.mark.parametrize("verify", [False, True])
-def test_the_state_of_a_loss_module_moves_once_in_a_step_that_is_verified(verify: bool) -> None:
+def test_the_state_of_a_loss_module_moves_once_in_a_step_that_is_verified() -> None:
     workload, other = make(mlp), make(mlp)
     loss, expected = MovingLoss(), MovingLoss()
-    with TrainStep(workload.model, loss, workload.optimizer, workload.batch, verify=verify) as step:
+    with TrainStep(workload.model, loss, workload.optimizer, workload.batch, verify=True) as step:
         for _ in range(3):
             step(workload.batch)
             other.optimizer.zero_grad()

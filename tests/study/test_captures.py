@@ -12,6 +12,7 @@ from autotune.api.launch import load_run_config
 from autotune.errors import AutotuneError, CaptureError, ConfigError, NumericsError, PlanError, StoreError
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
+from autotune.planners.auto import best_plan
 from autotune.records.config import Config, dump_config
 from autotune.records.device import Device
 from autotune.records.measurement import Measurement, Outcome
@@ -20,10 +21,18 @@ from autotune.study.batch.records import BatchSearch, StepSize, write_batch_sear
 from autotune.study.captures import PRICES, CaptureRunner, MeasuredCapture, choose_capture, select_capture
 from autotune.testing.fake_runner import FakeRunner
 from autotune.testing.graphs import training_chain
+from tests.study.remembered import remembered
 
 GRAPH = training_chain(8, nbytes=100_000, param_bytes=5_000)
 CONFIG = Config(workload="w", budget="70%", kernels="any")
 SPEED = {("", ""): 1.0, ("inductor", ""): 0.9, ("", "channels_last"): 0.8, ("inductor", "channels_last"): 0.7}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def planned_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autotune.study.captures.best_plan", remembered(best_plan))
+        yield
 
 
 @dataclass

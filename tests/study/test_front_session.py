@@ -3,9 +3,10 @@
 import csv
 import itertools
 import json
+import shutil
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -61,12 +62,29 @@ def run(directory: Path, fake: FakeRunner | None = None, *, lasting: bool = Fals
     return tune(configured(directory, **fields), fake or runner(), directory / "run", lasting=lasting)
 
 
+@dataclass
+class Recording(FakeRunner):
+    """Runner that lists the plans that it measured in the processes since each `renew`."""
+
+    processes: list[list[str]] = field(default_factory=lambda: [[]])
+
+    def renew(self) -> None:
+        super().renew()
+        self.processes.append([])
+
+    def measure(self, plan, *, budget_bytes, beat=None):
+        seen = super().measure(plan, budget_bytes=budget_bytes, beat=beat)
+        self.processes[-1].append(self.measured[-1])
+        return seen
+
+
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FakeRunner, StudyResult]:
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recording, StudyResult]:
     """One whole study of a front, looked at from many sides."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("autotune.planners.space.find_spec", lambda _: None)
-        directory, fake = tmp_path_factory.mktemp("front"), runner()
+        directory = tmp_path_factory.mktemp("front")
+        fake = Recording(graph=training_chain(24, nbytes=100_000, param_bytes=5_000))
         return directory, fake, run(directory, fake, lasting=True)
 
 
@@ -229,8 +247,9 @@ def test_a_run_with_many_budgets_is_no_landscape(told):
         landscape_from_run(told[0] / "run")
 
 
-def test_a_resumed_study_that_was_complete_runs_nothing_and_has_the_same_front(tmp_path):
-    first = run(tmp_path, lasting=True)
+def test_a_resumed_study_that_was_complete_runs_nothing_and_has_the_same_front(told, tmp_path):
+    directory, _, first = told
+    shutil.copytree(directory / "run", tmp_path / "run")
     files = {path.name: path.read_bytes() for path in first.front_paths}
     again = run(tmp_path, fake := runner(), lasting=True)
     assert fake.measured == []
@@ -239,8 +258,8 @@ def test_a_resumed_study_that_was_complete_runs_nothing_and_has_the_same_front(t
     assert {path.name: path.read_bytes() for path in again.front_paths} == files
 
 
-def test_a_study_cut_off_among_the_levels_goes_on_with_the_same_levels(tmp_path):
-    whole = run(tmp_path / "whole")
+def test_a_study_cut_off_among_the_levels_goes_on_with_the_same_levels(told, tmp_path):
+    whole = told[2]
     first = run(tmp_path / "cut", trials=6)
     # as if it had been killed before any confirmation
     path = RunDir(tmp_path / "cut" / "run").trials
@@ -254,15 +273,16 @@ def test_a_study_cut_off_among_the_levels_goes_on_with_the_same_levels(tmp_path)
 
 
 def test_a_budget_is_the_upper_limit_of_the_front(tmp_path):
-    result = run(tmp_path, budget="50%")
+    result = run(tmp_path, budget="50%", trials=14)
     assert result.front
     eager = result.baseline.measurement.step_peak_bytes
     assert all(point.charged_bytes <= eager * 0.5 * 1.005 for point in result.front)
     assert max(trial.target_bytes for trial in result.trials if trial.target_bytes) <= eager // 2
 
 
-def test_a_plan_that_fails_later_loses_its_file(tmp_path):
-    first = run(tmp_path)
+def test_a_plan_that_fails_later_loses_its_file(told, tmp_path):
+    directory, _, first = told
+    shutil.copytree(directory / "run", tmp_path / "run")
     lost = first.front[3]
     failed = replace(
         lost.trial, number=len(first.trials), measurement=replace(lost.trial.measurement, outcome=Outcome.CRASHED)
@@ -290,7 +310,7 @@ def test_an_earlier_run_without_targets_is_read_and_goes_on(tmp_path):
     assert {point.trial.plan for point in records.front_plans} == {plan.trial.plan for plan in before.confirmed}
     assert "Pareto front" in write_report(tmp_path / "run").read_text()
     landscape_from_run(tmp_path / "run")  # all of its plans are for one budget
-    after = tune(config.model_copy(update={"trials": 28}), runner(), tmp_path / "run", lasting=False)
+    after = tune(config.model_copy(update={"trials": 22}), runner(), tmp_path / "run", lasting=False)
     assert [replace(trial, target_bytes=None) for trial in after.trials[: len(lines)]] == [
         replace(trial, target_bytes=None) for trial in before.trials
     ]
@@ -339,17 +359,9 @@ class SlowRunner(FakeRunner):
         return super().measure(plan, budget_bytes=budget_bytes, beat=beat)
 
 
-def test_plans_share_new_processes_and_none_runs_twice_in_the_same_ones(tmp_path):
-    processes: list[list[str]] = [[]]
-
-    class Recording(FakeRunner):
-        def renew(self) -> None:
-            super().renew()
-            processes.append([])
-
-    fake = Recording(graph=training_chain(24, nbytes=100_000, param_bytes=5_000))
-    fake.before_measure = lambda runner: processes[-1].append(runner.measured[-1])
-    result = run(tmp_path, fake)
+def test_plans_share_new_processes_and_none_runs_twice_in_the_same_ones(told):
+    _, fake, result = told
+    processes = fake.processes
     confirmed = [plan_hash(trial.plan) for trial in result.trials if trial.kind == "confirm"]
     assert sorted(itertools.chain(*processes[1:])) == sorted(confirmed)
     assert all(len(ran) == len(set(ran)) for ran in processes[1:])

@@ -33,7 +33,8 @@ class RunnerOn(FakeRunner):
 
 
 def run(directory: Path, on: str | None, device: Device, trials: int = 5) -> None:
-    tune(make_config(directory, on=on, trials=trials), RunnerOn(device=device), directory / "run", lasting=False)
+    config = make_config(directory, on=on, trials=trials, moves=False)
+    tune(config, RunnerOn(device=device), directory / "run", lasting=False)
 
 
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), ("a", "a"), (None, "a"), ("a", None)])

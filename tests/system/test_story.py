@@ -27,7 +27,7 @@ def tiny(batch=16384, width=64, depth=12):
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     return autotune.Workload(model, lambda model, batch: model(batch).square().mean(), optimizer, torch.randn(batch, width))
 """
-TUNE = ("tune", "mine.py:tiny", "--budget", "65%", "--trials", "5", "--time", "90s", "--name", "story")
+TUNE = ("tune", "mine.py:tiny", "--budget", "65%", "--trials", "3", "--time", "90s", "--name", "story")
 
 PAGES = {
     "study?study=story": ("Study", ["ended after", "baseline", "BEST"], 1),

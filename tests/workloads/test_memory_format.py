@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from autotune.capture.tracer import capture
 from autotune.errors import ConfigError, PlanError
 from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.planners import make_plan
@@ -36,9 +38,14 @@ def in_channels_last(workload: Workload) -> Workload:
     return replace(workload, batch=(images.to(memory_format=LAST), labels))
 
 
-def plan_file(workload: Workload) -> PlanFile:
+@cache
+def converted_graph() -> TrainGraph:
+    return capture(in_channels_last(make(normalized, IMAGES))).graph
+
+
+def plan_file() -> PlanFile:
     """Return the result of a search in channels_last."""
-    graph = capture(in_channels_last(workload)).graph
+    graph = converted_graph()
     settings: Any = {"update": {"planner": "with_gradient"}, "recompute": {"planner": "segments", "count": 3}}
     plan = replace(make_plan(graph, settings, 0, Costs.unit(graph)), memory_format="channels_last")
     estimate = simulate(graph, lower(graph, plan))
@@ -53,8 +60,7 @@ def test_only_weights_of_four_dimensions_leave_a_choice():
 
 def test_the_graph_of_another_format_has_another_digest():
     workload = make(normalized, IMAGES)
-    before = capture(workload).graph.digest
-    assert capture(in_channels_last(workload)).graph.digest != before
+    assert capture(workload).graph.digest != converted_graph().digest
 
 
 def test_converting_is_what_model_to_does_and_back_is_what_there_was():
@@ -75,11 +81,11 @@ def test_converting_is_what_model_to_does_and_back_is_what_there_was():
 
 
 def test_a_format_for_a_capture_leaves_the_tensors_in_their_memory():
-    workload, other = make(normalized, IMAGES), in_channels_last(make(normalized, IMAGES))
+    workload = make(normalized, IMAGES)
     eager_step(workload)
     places = {name: (tensor.data_ptr(), tensor.stride()) for name, tensor in tensors(workload).items()}
     with in_format(workload, "channels_last") as converted:
-        assert capture(converted).graph.digest == capture(other).graph.digest
+        assert capture(converted).graph.digest == converted_graph().digest
     assert {name: (tensor.data_ptr(), tensor.stride()) for name, tensor in tensors(workload).items()} == places
     assert workload.batch[0].is_contiguous()
 
@@ -93,20 +99,19 @@ def test_a_batch_that_lies_right_is_not_copied():
     assert convert_batch(once, "channels_last")[0] is once[0]
 
 
-@pytest.mark.parametrize("arrives", ["contiguous", "channels_last"])
-def test_steps_equal_eager_in_the_same_format_bit_for_bit(arrives: str, tmp_path: Path):
+def test_steps_equal_eager_in_the_same_format_bit_for_bit_in_whichever_format_batches_arrive(tmp_path: Path):
     workload, other = make(normalized, IMAGES), in_channels_last(make(normalized, IMAGES))
-    planfile.write(tmp_path / "plan.json", plan_file(make(normalized, IMAGES)))
+    planfile.write(tmp_path / "plan.json", plan_file())
     ids = {name: id(tensor) for name, tensor in (*workload.model.named_parameters(), *workload.model.named_buffers())}
     with TrainStep(
         workload.model, workload.loss_fn, workload.optimizer, workload.batch, tmp_path / "plan.json"
     ) as step:
         assert step.plan.memory_format == "channels_last"
         assert step.plan.recomputed > 0
-        for seed in range(3):
+        for seed in range(6):
             batch = batch_of(*IMAGES, seed=seed)
             other.batch = convert_batch(batch, "channels_last")
-            assert torch.equal(step(other.batch if arrives == "channels_last" else batch), eager_step(other)[0])
+            assert torch.equal(step(other.batch if seed >= 3 else batch), eager_step(other)[0])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             last = batch_of(2, 3, 8, 8)
@@ -119,9 +124,11 @@ def test_steps_equal_eager_in_the_same_format_bit_for_bit(arrives: str, tmp_path
     assert workload.model[0].weight.is_contiguous(memory_format=LAST)
 
 
-@pytest.mark.parametrize("name", ["resnet18", pytest.param("mobilenet_v2", marks=pytest.mark.slow)])
-def test_convolution_nets_of_the_zoo_equal_eager_in_the_same_format(name: str):
-    size = {"batch": 2, "size": 64, "width": 16}
+@pytest.mark.parametrize(
+    ("name", "depth"), [("resnet18", {"depth": 1}), pytest.param("mobilenet_v2", {}, marks=pytest.mark.slow)]
+)
+def test_convolution_nets_of_the_zoo_equal_eager_in_the_same_format(name: str, depth: dict[str, int]):
+    size = {"batch": 2, "size": 64, "width": 16, **depth}
     workload, other = load_workload(name, size), in_channels_last(load_workload(name, size))
     graph = capture(in_channels_last(load_workload(name, size))).graph
     settings: Any = {"update": {"planner": "with_gradient"}, "recompute": {"planner": "greedy"}}
@@ -146,6 +153,6 @@ def test_a_ready_workload_comes_in_a_format_as_a_user_would_put_it():
 
 def test_a_format_that_is_none_is_refused_before_anything_is_converted():
     workload = make(normalized, IMAGES)
-    plan = replace(Plan.traced(capture(workload).graph), memory_format="channels_frist")
+    plan = replace(Plan.traced(converted_graph()), memory_format="channels_frist")
     with pytest.raises(PlanError, match="memory_format is 'channels_frist'; known: channels_last"):
         TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, plan)

@@ -32,7 +32,8 @@ from autotune.predict.simulate import simulate
 from autotune.records.json_codec import to_json
 from autotune.study.verdicts.statistics import CONFIDENCE, Interval, median_interval
 from autotune.workloads.reference import WorkloadRef
-from experiments.common.facts import collect_facts, format_interval, is_same_machine
+from experiments.common.commands import refuse_busy_machine
+from experiments.common.facts import collect_facts, format_interval, is_same_machine, judge_at_most
 from experiments.common.result_file import capture_digests, write_result
 
 HERE = Path(__file__).parent
@@ -279,15 +280,15 @@ def summary(results: Mapping[str, Any]) -> str:
 
 
 def target_table(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Format each target with the figures, and mark the missed ones."""
+    """Format each target with the figures, and mark those that are missed or not decided."""
     rows_by_model = {model: build_rows(record) for model, record in models.items()}
     ours = {model: next(row for row in rows if row.allocator == "arena") for model, rows in rows_by_model.items()}
     lines = ["| aim | " + " | ".join(rows_by_model) + " |", "|---" * (1 + len(rows_by_model)) + "|"]
 
-    def line(what: str, cells: list[tuple[str, bool]]) -> None:
-        lines.append(
-            f"| {what} | " + " | ".join(f"{text}{'' if is_met else ', missed'}" for text, is_met in cells) + " |"
-        )
+    def line(what: str, cells: list[tuple[str, bool | str]]) -> None:
+        verdicts = {True: "", False: "missed"}
+        words = [(text, verdict if isinstance(verdict, str) else verdicts[verdict]) for text, verdict in cells]
+        lines.append(f"| {what} | " + " | ".join(f"{text}{word and f', {word}'}" for text, word in words) + " |")
 
     line(
         f"excess of the arena at most {EXCESS:.0%}",
@@ -296,7 +297,10 @@ def target_table(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
     others = [fastest_other(rows) for rows in rows_by_model.values()]
     line(
         f"time at most {SLOWER} of the best other's",
-        [(f"{row.allocator}: {format_interval(row.ratio)}", row.ratio.middle <= SLOWER) for row in others],
+        [
+            (f"{row.allocator}: {format_interval(row.ratio)}", judge_at_most(row.ratio, SLOWER).replace("kept", ""))
+            for row in others
+        ],
     )
     line(
         "page faults of the arena's step near zero",
@@ -360,6 +364,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a folder; by default results/ beside this file")
     parser.add_argument("--tiny", action="store_true", help="models of a blink, to try the script itself")
     parser.add_argument("--summary", action="store_true", help="measure nothing, regenerate the table and the picture")
+    parser.add_argument("--anyway", action="store_true", help="time on a busy machine, too")
     options = parser.parse_args()
     if "arena" not in options.allocators or len(options.allocators) < 2:
         parser.error("--allocators: the arena, and something to compare it with")
@@ -373,6 +378,7 @@ def main() -> None:
             raise SystemExit(f"{path} is of another machine: choose another --out, or take it away")
         results = {"graphs": {}} | stored
     facts = collect_facts()
+    refuse_busy_machine(anyway=options.anyway or options.tiny or options.summary)
     models = options.models or [name for name in MODELS if name not in results["models"]]
     for name in () if options.summary else models:
         arguments = _tiny(name) if options.tiny else MODELS[name]

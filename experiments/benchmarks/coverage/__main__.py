@@ -74,9 +74,8 @@ def try_in_process(name: str) -> dict[str, Any]:
         record: dict[str, Any] = receiver.recv()
     except EOFError:
         process.join()
-        reason = (
-            "process time" if process.exitcode in (-signal.SIGXCPU, -signal.SIGKILL) else f"code {process.exitcode}"
-        )
+        reasons = {-signal.SIGXCPU: "process time", -signal.SIGKILL: "killed, probably for lack of memory"}
+        reason = reasons.get(process.exitcode or 0, f"code {process.exitcode}")
         record = {"name": name, "verdict": "crash", "detail": f"the process ended: {reason}"}
     process.join()
     return {key: value for key, value in record.items() if value not in (None, "")}

@@ -68,6 +68,7 @@ class ModelFrontier:
                 part.setdefault("commit", stored["commit"])
             facts = ("machine", "commit", "date", "command", "load_before")
             self.record = stored | {key: self.record[key] for key in facts}
+        self.origin = {key: self.record[key] for key in ("commit", "command")}
         for part in options.again:
             self.forget(part)
 
@@ -106,7 +107,7 @@ class ModelFrontier:
                     self.record["peers"][name] = self.bench.peer(name, SECONDS)
                 except ChildError as failure:
                     self.record["peers"][name] = {"failed": describe_failure(failure)}
-                self.record["peers"][name]["commit"] = self.record["commit"]
+                self.record["peers"][name] |= self.origin
                 self.write()
         if "rounding" not in self.record:
             self.record["rounding"] = self.bench.rounding_errors(SECONDS)
@@ -163,7 +164,7 @@ class ModelFrontier:
 
     def keep(self, name: str, plan: Plan, measured: dict[str, Any]) -> None:
         self.bench.log(f"{name}: {measured['step_peak_bytes'] / 2**20:.1f} MiB")
-        self.record["plans"][name] = measured | {"plan": to_json(plan), "commit": self.record["commit"]}
+        self.record["plans"][name] = measured | {"plan": to_json(plan)} | self.origin
         self.write()
 
     def find_untimed(self) -> list[str]:
@@ -197,8 +198,8 @@ class ModelFrontier:
             load_before = os.getloadavg()
             times = asdict(interleave(variants, limits, self.bench.log))
         times["failed"] = {name: remove_paths(text) for name, text in times["failed"].items()}
-        commit = {"commit": self.record["commit"]}
-        self.record["sessions"].append(times | commit | {"load": {"began": load_before, "ended": os.getloadavg()}})
+        load = {"began": load_before, "ended": os.getloadavg()}
+        self.record["sessions"].append(times | self.origin | {"load": load})
         self.write()
 
     def make_variant(self, name: str, scratch: Path) -> ProcessVariant:

@@ -194,16 +194,29 @@ def compare(model: str, record: dict[str, Any]) -> list[Pair]:
     return pairs
 
 
-def find_unmatched(record: dict[str, Any]) -> list[str]:
-    """Return the timed peers with right gradients for which no timed plan is as small."""
+def find_unmatched(record: dict[str, Any]) -> dict[str, str]:
+    """Return each peer that `compare` pairs with no plan, and why, in a record with times.
+
+    Peers with wrong gradients are left out.
+    """
+    if not record["sessions"]:
+        return {}
     timed = [plan for plan in record["plans"] if ratios_by_round(record, plan)]
-    return [
-        peer
-        for peer, measured in record["peers"].items()
-        if ratios_by_round(record, peer)
-        and not is_wrong(record, peer)
-        and not fitting_plans(record, measured["step_peak_bytes"], timed)
-    ]
+    paired = {pair.peer for pair in compare("", record)}
+    reasons = {}
+    for peer, measured in record["peers"].items():
+        failures = (session["failed"].get(peer) for session in record["sessions"])
+        if peer in paired or is_wrong(record, peer):
+            continue
+        if "step_peak_bytes" not in measured:
+            reasons[peer] = measured.get("failed", "its bytes were not measured")
+        elif not _peer_ratios(record, peer):
+            reasons[peer] = next(filter(None, failures), "not timed with tcmalloc")
+        elif not fitting_plans(record, measured["step_peak_bytes"], timed):
+            reasons[peer] = "no timed plan is as small"
+        else:
+            reasons[peer] = "no session timed it beside the plans"
+    return reasons
 
 
 def _peer_ratios(record: dict[str, Any], peer: str) -> dict[tuple[int, int], float]:

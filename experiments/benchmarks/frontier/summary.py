@@ -26,6 +26,7 @@ from experiments.benchmarks.frontier.records import (
 )
 from experiments.common.facts import format_interval, format_origin
 from experiments.common.result_file import PLANS
+from experiments.common.turns import shorten_reason
 
 MEAN, WORST, LOWEST, AT_NEARLY_EAGER = 0.90, 1.02, 0.60, 0.60
 """Targets: geometric mean and worst of our time over a peer's at its bytes; our lowest peak over the peers' lowest; our peak
@@ -88,9 +89,11 @@ def describe_targets(pairs: list[Pair], records: Mapping[str, dict[str, Any]]) -
             f" {mean:.3f} (target {MEAN:.2f}, {_verdict(mean <= MEAN)}), worst {worst.ratio.middle:.3f} beside {worst.peer} on"
             f" {worst.model} (target {WORST:.2f}, {_verdict(worst.ratio.middle <= WORST)})."
         )
-    unmatched = [f"{peer} on {name}" for name, record in records.items() for peer in find_unmatched(record)]
-    if unmatched:
-        lines.append(f"Not in that mean, because no timed plan of ours is as small: {', '.join(unmatched)}.")
+    unmatched: dict[str, list[str]] = {}
+    for name, record in records.items():
+        for peer, reason in find_unmatched(record).items():
+            unmatched.setdefault(shorten_reason(reason), []).append(f"{peer} on {name}")
+    lines += [f"Not in that mean ({reason}): {', '.join(peers)}." for reason, peers in unmatched.items()]
     for name, record in records.items():
         if lowest := compare_lowest(record):
             ours, bound = lowest
@@ -195,7 +198,7 @@ def _model_table(name: str, record: dict[str, Any]) -> str:
             f"{peak / MIB:.1f}" if peak else "",
             f"{peak / eager:.3f}" if peak and eager else "",
             _prediction_error(measured),
-            _time(record, variant) or measured.get("failed", ""),
+            shorten_reason(measured["failed"]) if "failed" in measured else _time(record, variant),
             _mib(glibc_charge(record, variant)) if is_peer else "",
             _time(record, f"{variant}{GLIBC}") if is_peer and "failed" not in measured else "",
         ]

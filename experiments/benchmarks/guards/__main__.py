@@ -24,6 +24,7 @@ from autotune.runtime.train_step import TrainStep
 from autotune.study.verdicts.statistics import median_interval
 from autotune.workloads.factory import load_workload
 from autotune.workloads.workload import Workload
+from experiments.common.commands import refuse_busy_machine
 from experiments.common.facts import collect_facts, format_interval, format_origin
 from experiments.common.result_file import capture_digests, write_result
 
@@ -47,12 +48,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--tiny", action="store_true", help="does the script work at all?")
+    parser.add_argument("--anyway", action="store_true", help="time on a busy machine, too")
     options = parser.parse_args()
     if options.tiny:
         from tests.workloads.zoo.tiny import TINY as models
     else:
         models = MODELS
     pairs = TINY_PAIRS if options.tiny else options.pairs
+    refuse_busy_machine(anyway=options.anyway or options.tiny)
     document: dict[str, Any] = collect_facts() | {"models": {}}
     for name in options.models:
         document["models"][name] = measure(name, models[name], pairs)

@@ -4,9 +4,9 @@ The device at the far end is simulated; its process, the pipe, the records and t
 """
 
 import argparse
-import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,8 +67,10 @@ def kill_once(root: Path, dice: random.Random, target: str, seconds: float) -> t
     time.sleep(dice.uniform(0.0, seconds))
     victim = driver.pid if target == "driver" else list_far_ends(root)[-1]
     hit = driver.poll() is None
-    with contextlib.suppress(ProcessLookupError):
+    try:
         os.kill(victim, signal.SIGKILL)
+    except ProcessLookupError:
+        hit = False
     try:
         code = driver.wait(120)
     except subprocess.TimeoutExpired:
@@ -133,6 +135,8 @@ def main() -> None:
         if code == 0:
             document["completed"] += 1
             seconds = 0.9 * seconds + 0.1 * (time.monotonic() - begun)
+            if not problems:
+                shutil.rmtree(root, ignore_errors=True)
             root = Path(tempfile.mkdtemp(prefix="autotune-kills-"))
         for text in problems:
             print(f"{target}: {text}\n{(root / 'log').read_text(encoding='utf-8')[-1500:]}", flush=True)

@@ -219,7 +219,7 @@ class RecordedNoise:
     bytes_off: tuple[float, ...]
     """Peak over the predicted one, less 1."""
     seconds_off: tuple[float, ...]
-    """Seconds over the predicted ones, divided by the median of the model's plans."""
+    """Seconds over the predicted ones, divided by the median of the plans that have their ops' seconds from one profile."""
     ratios: tuple[tuple[float, ...], ...]
     """Rounds over eager's, divided by their median, in order of time, for each plan."""
 
@@ -228,12 +228,17 @@ class RecordedNoise:
         """Read all models with timed plans."""
         paths = [path for path in sorted(results.glob("*/*.json")) if not path.name.endswith(".plans.json")]
         documents = (json.loads(path.read_text(encoding="utf-8")) for path in paths)
-        plans_by_model = [list(_noise_of_model(document)) for document in documents if document["sessions"]]
-        plans = [plan for model in plans_by_model for plan in model]
+        profiles = [
+            list(_noise_of_capture(document, capture))
+            for document in documents
+            for capture, described in document["captures"].items()
+            if document["sessions"] and not described["kernels"]
+        ]
+        plans = [plan for profile in profiles for plan in profile]
         return cls(
             tuple(plan[0] for plan in plans),
             tuple(
-                plan[1] / statistics.median(other[1] for other in model) for model in plans_by_model for plan in model
+                plan[1] / statistics.median(other[1] for other in profile) for profile in profiles for plan in profile
             ),
             tuple(plan[2] for plan in plans),
         )
@@ -246,11 +251,11 @@ class RecordedNoise:
         return turns[:count]
 
 
-def _noise_of_model(document: dict[str, Any]) -> Iterator[tuple[float, float, tuple[float, ...]]]:
-    """Yield (bytes off, seconds over predicted, ratios of blocks) of each plan on eager's kernels that was timed."""
+def _noise_of_capture(document: dict[str, Any], capture: str) -> Iterator[tuple[float, float, tuple[float, ...]]]:
+    """Yield (bytes off, seconds over predicted, ratios of blocks) of each plan of a capture that was timed."""
     for name, plan in document["plans"].items():
         expected, ratios = plan.get("estimate"), list(ratios_by_round(document, name).values())
-        if expected is None or not ratios or document["captures"][capture_of(document, name)]["kernels"]:
+        if expected is None or not ratios or capture_of(document, name) != capture:
             continue
         blocks = [block for session in document["sessions"] for block in session["blocks"] if block["variant"] == name]
         seconds = statistics.median(statistics.fmean(block["seconds"]) for block in blocks)

@@ -2,12 +2,13 @@
 
 `python -m experiments.benchmarks.landscape.gains`
 
-Needs the studies of `landscape.night` in `runs/landscapes`. Workloads with a result are skipped; `--fresh` compares all again.
+Needs the studies of `landscape.night` in `runs/landscapes`. Workloads with a result of the same recording are skipped; `--fresh` compares all again.
 """
 
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from autotune.study.verdicts.ranking import plan_hash
 from autotune.study.verdicts.statistics import Interval, median_interval
 from experiments.benchmarks.landscape.__main__ import make_spec
 from experiments.benchmarks.landscape.night import HERE, WORK
+from experiments.benchmarks.landscape.replays import digest_file
 from experiments.common.facts import collect_facts, format_interval, format_origin
 from experiments.common.result_file import write_result
 
@@ -44,18 +46,24 @@ def main() -> None:
         parser.error(
             f"no study of {', '.join(sorted(missing))} in {options.work}; run landscape.night --fresh NAME first"
         )
+    if not known:
+        sys.exit(f"no study in {options.work}; record one first: python -m experiments.benchmarks.landscape.night")
     for name in options.names or known:
-        target = options.out / f"{name}.json"
-        if target.exists() and not options.fresh:
+        target, source = options.out / f"{name}.json", HERE / "results" / f"{name}.json"
+        recording = digest_file(source)
+        stored = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
+        if not options.fresh and stored.get("recording", recording) == recording and stored:
             continue
-        facts, recorded = collect_facts(), read_landscape(HERE / "results" / f"{name}.json")
+        facts, recorded = collect_facts(), read_landscape(source)
         files = RunDir(options.work / name / "run")
         config = load_config(str(files.config))
         with Harness(make_spec(config, options.work / name / "logs")) as harness:
             harness.prepare()
             runner = QuietRunner(CompleteRunner(harness), lambda _: True, lambda reason: print(reason, flush=True))
             result = compare(recorded, load_trials(files.trials), runner)
-        write_result(target, {**facts, "landscape": name, **result}, {recorded.workload: recorded.graph})
+        write_result(
+            target, {**facts, "landscape": name, "recording": recording, **result}, {recorded.workload: recorded.graph}
+        )
         print(f"{name}: {format_gain(result)}", flush=True)
     write_text(options.out / "summary.md", summarize(options.out))
 

@@ -6,7 +6,7 @@ Runs no step. Searches that the results have already are not repeated: run it ag
 """
 
 import argparse
-import json
+import hashlib
 import math
 import statistics
 import sys
@@ -21,6 +21,7 @@ from autotune.study.offline.replay import PLANNERS_ALONE, replay
 from autotune.study.verdicts.statistics import Interval, median_interval
 from experiments.common.facts import collect_facts, format_origin
 from experiments.common.result_file import write_result
+from experiments.common.resumption import resume_results
 
 HERE = Path(__file__).parent
 TRIALS = 25
@@ -67,11 +68,8 @@ def main() -> None:
     summaries = []
     for path in options.landscapes or sorted((HERE / "results").glob("*.json")):
         target = options.out / path.name
-        results = (
-            json.loads(target.read_text(encoding="utf-8"))
-            if target.exists() and not options.fresh
-            else {**collect_facts(), "landscape": path.name, "trials": TRIALS, "searches": {}}
-        )
+        empty = {"landscape": path.name, "recording": digest_file(path), "trials": TRIALS, "searches": {}}
+        results = resume_results(target, collect_facts(), empty, fresh=options.fresh, is_timed=False)
         for variant in VARIANTS:
             if options.only is None or variant.name in options.only:
                 run_variant(path, variant, options.seeds, results, target)
@@ -79,6 +77,11 @@ def main() -> None:
         summaries.append(summarize(results))
     (options.out / "summary.md").write_text("\n".join(summaries), encoding="utf-8")
     print("\n".join(summaries))
+
+
+def digest_file(path: Path) -> str:
+    """Return the first 16 digits of a file's SHA-256 sum, which tells one recording of a landscape from another."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def run_variant(path: Path, variant: Variant, seeds: int, results: dict[str, Any], target: Path) -> None:

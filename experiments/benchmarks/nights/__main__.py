@@ -19,6 +19,7 @@ from experiments.common.commands import exit_unfinished, run_to_end
 from experiments.common.facts import ROOT, collect_facts, format_origin
 from experiments.common.long_run import parse_paths
 from experiments.common.result_file import write_result
+from experiments.common.resumption import resume_results
 
 HERE = Path(__file__).parent
 NIGHTS = 2
@@ -48,11 +49,11 @@ def run_nights(
         config: config of the nights.
         work: directory in which the nights run; its `runs/` keeps champions and histories between two calls.
         out: directory of the results.
-        facts: collects machine, commit and date, at the first call.
+        facts: collects machine, commit and date.
         run: runs a command.
     """
     path, begun = out / "nights.json", work / "begun"
-    results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {**facts(), "nights": []}
+    results = resume_results(path, facts(), {"nights": []})
     for folder in (out, work):
         folder.mkdir(parents=True, exist_ok=True)
     for number in range(len(results["nights"]) + 1, NIGHTS + 1):

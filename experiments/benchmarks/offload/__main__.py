@@ -45,6 +45,7 @@ from experiments.benchmarks.offload.summary import PLANS, plot, summary
 from experiments.common.commands import run_to_end
 from experiments.common.facts import collect_facts
 from experiments.common.result_file import capture_digests, write_result
+from experiments.common.resumption import refuse_other_machine
 
 HERE = Path(__file__).parent
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -294,11 +295,14 @@ def main() -> None:
         return
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "results.json"
-    results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"models": {}, "commands": []}
+    facts = collect_facts()
+    results: dict[str, Any] = {"models": {}, "commands": []}
+    if path.exists():
+        results = json.loads(path.read_text(encoding="utf-8"))
+        refuse_other_machine(path, results, facts)
     results["device"] = to_json(this_device("cpu"))
     arguments = [part if str(part) not in {str(options.ssd), str(options.ramdisk)} else "DIR" for part in sys.argv[1:]]
     command = shlex.join(["python", "-m", "experiments.benchmarks.offload", *arguments])
-    facts = collect_facts()
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
     def save() -> None:
@@ -308,10 +312,11 @@ def main() -> None:
         for part in options.parts if options.again else ():
             results["models"].get(model, {}).pop(part, None)
     if any(part not in results["models"].get(model, {}) for model in options.models for part in options.parts):
-        results["commands"].append(f"`{command}` ({started}, load {os.getloadavg()[0]:.2f})")
+        results["commands"].append(f"`{command}` ({started}, commit {facts['commit']}, load {os.getloadavg()[0]:.2f})")
     results.setdefault("graphs", {})
     for model in options.models:
-        results["graphs"] |= capture_digests({model: MODELS[model]})
+        if any(part not in results["models"].get(model, {}) for part in options.parts):
+            results["graphs"] |= capture_digests({model: MODELS[model]})
         measure(
             model,
             options.parts,

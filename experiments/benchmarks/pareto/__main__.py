@@ -129,10 +129,10 @@ def summarize(out: Path, frontier: Path) -> str:
     lines = [
         f"Target: at least {POINTS_WANTED} verified points, none of them dominated by a peer. A point is faster than every smaller one,"
         " and each interval excludes equal time. A peer has eager's gradients, and eager's kernels beside a front on those; its bytes and"
-        " seconds are of `experiments/benchmarks/frontier`, in a session of its own. It dominates a point if it needs no more bytes, by peak or by"
+        " seconds are of `experiments/benchmarks/frontier`, in a session of its own, with glibc's malloc as the front. It dominates a point if it needs no more bytes, by peak or by"
         " charge, and its interval of time lies below the point's.",
         "",
-        "| model | kernels | points | smallest, MiB | time | fastest, MiB | time | eager's peak, MiB | plans that ran | peers "
+        "| model | kernels | points | smallest, MiB | time | fastest, MiB | time | eager's peak, MiB | plans that ran | peers that were timed "
         "| dominated at peak | at charge | within the noise |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
@@ -141,14 +141,15 @@ def summarize(out: Path, frontier: Path) -> str:
         record = json.loads(path.read_text(encoding="utf-8"))
         kernels = record.get("kernels", "aten")
         peers = read_peers(frontier, path.stem, record["arguments"], compiled=kernels == "any")
+        timed = [peer for peer in peers if peer.ratio]
         compared = {measure: compare_with_peers(record["plans"], peers, measure) for measure in MEASURES}
         flat = [comparison for measure in MEASURES for comparison in compared[measure]]
         front = [row for row in record["plans"] if row["status"] == "front"]
         counts = [
-            sum(one.verdict is PeerVerdict.DOMINATED for one in compared[measure]) if peers else "-"
+            sum(one.verdict is PeerVerdict.DOMINATED for one in compared[measure]) if timed else "-"
             for measure in MEASURES
         ]
-        noisy = sum(one.verdict is PeerVerdict.UNCERTAIN for one in flat) if peers else "-"
+        noisy = sum(one.verdict is PeerVerdict.UNCERTAIN for one in flat) if timed else "-"
         ends = [cell for row in (front[0], front[-1]) for cell in (mib(row["step_charged_bytes"]), _ratio(row))]
         cells = [
             path.stem,
@@ -157,7 +158,7 @@ def summarize(out: Path, frontier: Path) -> str:
             *ends,
             mib(record["eager_bytes"]),
             record["trials_that_ran"],
-            len(peers) or "none",
+            f"{len(timed)} of {len(peers)}",
         ]
         lines.append(f"| {' | '.join(map(str, [*cells, *counts, noisy]))} |")
         details += [

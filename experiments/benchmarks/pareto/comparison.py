@@ -42,10 +42,10 @@ class PeerComparison:
 def read_peers(
     frontier: Path, model: str, arguments: Mapping[str, Any], *, compiled: bool = False
 ) -> list[VariantPoint]:
-    """Return the timed peers of a model that compute the same as eager; those on compiled kernels only if asked for.
+    """Return the peers of a model that compute the same as eager; those on compiled kernels only if asked for.
 
-    Their times are over eager's with glibc's malloc for both, which `tune` measures with; with tcmalloc where that is not
-    recorded. Empty where none is recorded. Raises SystemExit where the record is of other arguments.
+    Their times are over eager's with glibc's malloc for both, as `tune` measures a front. A peer that was not timed so has
+    none: over an eager with a faster malloc its ratio would be larger. Raises SystemExit where the record is of other arguments.
     """
     kinds = ("peer", "compiler") if compiled else ("peer",)
     path = frontier / f"{model}.json"
@@ -54,10 +54,10 @@ def read_peers(
     record = json.loads(path.read_text(encoding="utf-8"))
     if record["arguments"] != dict(arguments):
         raise SystemExit(f"{path}: measured with {record['arguments']}, not {dict(arguments)}: name another --frontier")
-    peers = [point for point in build_points(record) if point.kind in kinds and point.right and point.ratio]
     return [
-        replace(peer, ratio=compare_variants(record, f"{peer.variant}{GLIBC}", f"{EAGER}{GLIBC}") or peer.ratio)
-        for peer in peers
+        replace(peer, ratio=compare_variants(record, f"{peer.variant}{GLIBC}", f"{EAGER}{GLIBC}"))
+        for peer in build_points(record)
+        if peer.kind in kinds and peer.right
     ]
 
 
@@ -66,7 +66,7 @@ def compare_with_peers(
 ) -> list[PeerComparison]:
     """Return each point of the front with its verdict; `front` holds rows of `table.json`.
 
-    Times are ratios to eager, each measured in its own session.
+    Times are ratios to eager, each measured in its own session. A peer without times dominates nothing.
     """
     return [_compare(row, peers, measure) for row in front if row["status"] == "front" and row["time_ratio"]]
 

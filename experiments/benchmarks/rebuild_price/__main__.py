@@ -22,6 +22,7 @@ from autotune.planners.space import Space, build_space
 from autotune.predict.simulate import simulate
 from autotune.units import fmt_bytes
 from autotune.workloads.reference import WorkloadRef
+from experiments.common.commands import refuse_busy_machine
 from experiments.common.facts import collect_facts, format_origin
 from experiments.common.result_file import write_result
 
@@ -39,7 +40,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(USUAL))
     parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--anyway", action="store_true", help="time on a busy machine, too")
     options = parser.parse_args()
+    refuse_busy_machine(anyway=options.anyway)
     for model in options.models:
         document, graphs = compare(model, MODELS[model])
         write_result(options.out / f"{model}.json", collect_facts() | document, graphs)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.benchmarks.regions.summary import write_summary
+from experiments.common.commands import refuse_busy_machine
 from experiments.common.facts import collect_facts
 from experiments.common.result_file import write_result
 
@@ -221,6 +222,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=8, help="blocks of two steps for each side; 0 for bytes alone")
     parser.add_argument("--tiny", action="store_true", help="models of a blink, a check that the script runs")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--anyway", action="store_true", help="time on a busy machine, too")
     options = parser.parse_args()
     if options.child:
         run_child(options.child, options.blocks, tiny=options.tiny)
@@ -228,6 +230,7 @@ def main() -> None:
     out = HERE / "results" / ("tiny" if options.tiny else "zoo")
     out.mkdir(parents=True, exist_ok=True)
     facts = collect_facts()
+    refuse_busy_machine(anyway=options.anyway or options.tiny or not options.blocks)
     for name in options.models:
         with tempfile.TemporaryDirectory(prefix="regions-") as cache:
             cold = ask_child(name, -1, cache, tiny=options.tiny)

@@ -21,6 +21,7 @@ from typing import Any
 from experiments.common.commands import run_to_end
 from experiments.common.facts import ROOT, collect_facts, format_origin
 from experiments.common.result_file import write_result
+from experiments.common.resumption import resume_results
 
 HERE = Path(__file__).parent
 
@@ -36,11 +37,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "results.json"
-    results = (
-        json.loads(path.read_text(encoding="utf-8"))
-        if path.exists() and not options.fresh
-        else {**collect_facts(), "runs": []}
-    )
+    results = resume_results(path, collect_facts(), {"runs": []}, fresh=options.fresh)
     limits = ["--time", options.time] if options.time else []
     for number in range(len(results["runs"]), options.runs):
         loaded = number >= options.runs - options.loaded

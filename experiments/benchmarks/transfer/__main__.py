@@ -21,6 +21,7 @@ from experiments.common.commands import run_to_end
 from experiments.common.facts import ROOT, collect_facts, format_origin
 from experiments.common.long_run import parse_paths
 from experiments.common.result_file import write_result
+from experiments.common.resumption import resume_results
 
 HERE = Path(__file__).parent
 MARGIN = 0.02
@@ -55,11 +56,11 @@ def run_tunings(
         config: config of all three tunings.
         work: directory in which they run; its `runs/` keeps their records between two calls.
         out: directory of the results.
-        facts: collects machine, commit and date, at the first call.
+        facts: collects machine, commit and date.
         run: runs a command.
     """
     path = out / "transfer.json"
-    results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {**facts(), "tunings": {}}
+    results = resume_results(path, facts(), {"tunings": {}})
     for folder in (out, work):
         folder.mkdir(parents=True, exist_ok=True)
     for name, threads in TUNINGS.items():

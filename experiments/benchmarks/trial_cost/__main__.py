@@ -22,6 +22,7 @@ from autotune.planners.candidates import DevicePlanning
 from autotune.planners.space import space_for_device
 from autotune.predict.simulate import simulate
 from autotune.workloads.reference import WorkloadRef
+from experiments.common.commands import refuse_busy_machine
 from experiments.common.facts import collect_facts, format_origin
 from experiments.common.result_file import write_result
 
@@ -37,8 +38,10 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.65, help="budget, as a share of the traced step's peak")
     parser.add_argument("--plans", type=int, default=3, help="number of plans of each kind")
     parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--anyway", action="store_true", help="time on a busy machine, too")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    refuse_busy_machine(anyway=options.anyway)
     document = {**collect_facts(), "workload": options.workload} | measure(options)
     write_result(options.out / "results.json", document, {options.workload: document.pop("graph")})
     (options.out / "summary.md").write_text(summary(document), encoding="utf-8")

@@ -19,6 +19,7 @@ from autotune.study.verdicts.statistics import Interval
 from experiments.common.commands import run_to_end
 from experiments.common.facts import collect_facts, format_interval
 from experiments.common.result_file import PLANS, write_result
+from experiments.common.turns import shorten_reason
 
 HERE = Path(__file__).parent
 RUNS: dict[str, tuple[str, list[str]]] = {
@@ -180,7 +181,8 @@ def format_choices(record: dict[str, Any]) -> list[str]:
     rows = []
     for capture in captures:
         is_timed = capture.outcome == Outcome.OK and capture.time_ratio is not None
-        ratio = f"{capture.time_ratio:.3f} ± {capture.time_ratio * capture.noise:.3f}" if is_timed else capture.outcome
+        reason = shorten_reason(capture.detail) or capture.outcome
+        ratio = f"{capture.time_ratio:.3f} ± {capture.time_ratio * capture.noise:.3f}" if is_timed else reason
         tuned_time = format_time(record) if capture is chosen else ""
         rows.append(f"| {capture.name} | {mib(capture.charged_bytes)} | {ratio} | {tuned_time} |")
     return rows

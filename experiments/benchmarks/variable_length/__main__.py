@@ -259,7 +259,8 @@ def summary(document: dict[str, Any]) -> str:
         f"eager ones, with eager's memory. Only the first {WARM_UP} steps of all are warm-up there. The machine was shared: seconds of "
         "the clock include waits for other processes, CPU time does not.",
         "",
-        f"At most {LONGEST_STALL:g} s of stall (in CPU time) and {MOST_BYTES} times the plan's memory were asked: {verdict}. {format_origin(document)}",
+        f"At most {LONGEST_STALL:g} s of stall (in CPU time) and {MOST_BYTES} times the plan's memory were asked of `buckets`: {verdict}. "
+        f"Nothing was asked of the others. {format_origin(document)}",
     ]) + "\n"  # fmt: skip
 
 

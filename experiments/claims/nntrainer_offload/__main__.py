@@ -268,12 +268,12 @@ def summary(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def measured_before(out: Path) -> dict[str, Any]:
-    """Return the results of an earlier run on the same device, or empty results."""
+def measured_before(out: Path, *, is_continued: bool) -> dict[str, Any]:
+    """Return the results of an earlier run, or empty results. Those of another machine are not continued."""
     device = to_json(this_device("cpu"))
     if (path := out / "results.json").exists():
         stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if is_same_machine(stored["device"], device):
+        if not is_continued or is_same_machine(stored["device"], device):
             return stored
     return {"device": device, "commands": [], "runs": []}
 
@@ -341,8 +341,9 @@ def main() -> None:
                 {"simulated": collect_origin()},
             )
         return
-    results, facts = measured_before(options.out), collect_facts()
-    if cases := select_cases(options):
+    cases, facts = select_cases(options), collect_facts()
+    results = measured_before(options.out, is_continued=bool(cases))
+    if cases:
         arguments = [part if part not in {str(options.ssd), str(options.ramdisk)} else "DIR" for part in sys.argv[1:]]
         command = {
             "command": shlex.join(["python", "-m", "experiments.claims.nntrainer_offload", *arguments]), "load": [os.getloadavg()[0]]
@@ -352,14 +353,16 @@ def main() -> None:
             for case in cases:
                 print(", ".join(f"{key} {value}" for key, value in case.items()), flush=True)
                 run = measure_in_process(case | common | {"directory": str(getattr(options, case["medium"]))})
+                run["commit"] = facts["commit"]
                 other_runs = [run for run in results["runs"] if any(run[part] != case[part] for part in CASE)]
                 results["runs"] = sorted([*other_runs, run], key=lambda run: [run[part] for part in CASE])
         command["load"].append(os.getloadavg()[0])
         results["commands"].append(command)
-    save(results, options.out, facts)
+        save(results, options.out, facts)
     if updates_claims:
         origin = collect_origin(facts)
-        write(HERE, [*claims_of_table(results), *claims_of_window()], {"simulated": origin, "measured": origin})
+        parts = PARTS if cases else ["simulated"]
+        write(HERE, [*claims_of_table(results), *claims_of_window()], dict.fromkeys(parts, origin))
         draw(results)
     print(summary(results))
 

@@ -57,11 +57,8 @@ def test_a_gradient_off_by_a_thousandth_is_refused_by_processes_of_their_own(tmp
     ("factory", "parameter", "loss_scale"),
     [
         ("mlp", "3.weight", 1e-6),
-        pytest.param("mlp", "3.weight", 1.0, marks=SLOW),
         pytest.param("mlp", "0.bias", 1e6, marks=SLOW),
         pytest.param("gpt2", "transformer.h.0.mlp.c_fc.weight", 1e-6, marks=SLOW),
-        pytest.param("gpt2", "transformer.h.0.attn.c_attn.weight", 1.0, marks=SLOW),
-        pytest.param("gpt2", "transformer.h.0.mlp.c_fc.weight", 1e6, marks=SLOW),
     ],
 )
 def test_a_gradient_off_by_a_thousandth_is_refused_at_any_scale_of_the_loss(
@@ -78,7 +75,6 @@ def test_a_gradient_off_by_a_thousandth_is_refused_at_any_scale_of_the_loss(
         # other masks are drawn in float64, which is another computation then
         pytest.param("segformer", {**TINY["segformer"], "dropout": 0.1}, "eager", id="dropout", marks=SLOW),
         pytest.param(f"{SEEDED}:language_model", {"name": "Llama"}, "float64", id="llama", marks=SLOW),
-        pytest.param(f"{SEEDED}:language_model", {"name": "Qwen2"}, "float64", id="qwen2", marks=SLOW),
         pytest.param(f"{SEEDED}:language_model", {"name": "Gemma"}, "float64", id="gemma", marks=SLOW),
         pytest.param(f"{SEEDED}:transposed_volumes", {}, "float64", id="conv3d_transpose", marks=SLOW),
         pytest.param(f"{SEEDED}:scaled_up", {}, "float64", id="bilinear", marks=SLOW),

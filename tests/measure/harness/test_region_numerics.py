@@ -1,7 +1,7 @@
 """A captured step on compiled regions is accepted for its regions, one by one, and a wrong region is refused by name."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,27 @@ def factory():
 pytestmark = pytest.mark.usefixtures("children_in_process")
 
 
+@dataclass
+class Net:
+    """Directory of a workload and of its eager results, and the process that compares plans, once there is one."""
+
+    directory: Path
+    bench: Bench | None = None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def decomposed() -> Iterator[None]:
+    """Trace each region once for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        decompose(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Net:
+    return Net(tmp_path_factory.mktemp("net"))
+
+
 class WithoutRegions(InProcessChildren):
     """Children that run out of memory when they compare regions."""
 
@@ -40,15 +61,19 @@ class WithoutRegions(InProcessChildren):
 
 
 def find(
-    directory: Path, kind: Callable[[Spec], InProcessChildren] = InProcessChildren, *, exact: bool = False
+    net: Net, kind: Callable[[Spec], InProcessChildren] = InProcessChildren, *, exact: bool = False
 ) -> ExpectedResults:
+    """Compare the captured step with eager; a net is run in eager and captured once."""
+    directory = net.directory
     (directory / "net.py").write_text(FACTORY)
     reference = WorkloadRef(f"{directory}/net.py:factory")
     children = kind(Spec(reference, directory / "logs", kernels="inductor", exact=exact, scratch=directory))
-    children.ask(ChildRole.EAGER, EagerResultsRequest(directory / "eager"))
     spec = children._spec
-    graph = Bench(spec)._plans.program.graph
-    traced = replace(Plan.traced(graph), kernels="inductor")
+    if net.bench is None:
+        children.ask(ChildRole.EAGER, EagerResultsRequest(directory / "eager"))
+        net.bench = Bench(spec)
+    children._benches[ChildRole.PLAN_BYTES] = net.bench
+    traced = replace(Plan.traced(net.bench._plans.program.graph), kernels="inductor")
     expected, _ = find_expected_results(children, spec, traced, directory / "eager")  # type: ignore[arg-type]
     assert expected is not None
     return expected
@@ -60,20 +85,18 @@ def refuse_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gates, "EPS", 1e-9)
 
 
-def test_regions_are_named_in_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    decompose(monkeypatch)
-    expected = find(tmp_path)
+def test_regions_are_named_in_the_comparison(net: Net):
+    expected = find(net)
     assert 0.0 < expected.capture_error <= 1.0
     assert expected.method.startswith("relative gate against float64, worst 0.")
     assert "; each region within the relative gate against float64, worst 0." in expected.method
 
 
 def test_a_step_beyond_its_bound_is_accepted_if_each_region_is_within_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    net: Net, monkeypatch: pytest.MonkeyPatch
 ):
-    decompose(monkeypatch)
     refuse_every_step(monkeypatch)
-    expected = find(tmp_path)
+    expected = find(net)
     assert 0.0 < expected.capture_error <= 1.0
     assert expected.method.startswith("each region within the relative gate against float64, worst 0.")
     assert "moves the whole step by" in expected.method
@@ -88,21 +111,19 @@ def test_a_wrong_region_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
 
     decompose(monkeypatch, add_too_much)
     with pytest.raises(NumericsError, match=r"output \d of 0\.norm\.fused\d+.* is off by .*; use --kernels aten"):
-        find(tmp_path)
+        find(Net(tmp_path))
 
 
-def test_where_eagers_bits_are_demanded_other_rounding_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    decompose(monkeypatch)
+def test_where_eagers_bits_are_demanded_other_rounding_is_refused(net: Net):
     with pytest.raises(NumericsError, match=r"does not have eager's bits: .*; leave exact out"):
-        find(tmp_path, exact=True)
+        find(net, exact=True)
 
 
 def test_without_memory_to_compare_regions_the_gate_of_the_whole_step_decides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    net: Net, monkeypatch: pytest.MonkeyPatch
 ):
-    decompose(monkeypatch)
-    expected = find(tmp_path, WithoutRegions)
+    expected = find(net, WithoutRegions)
     assert expected.method.endswith("regions were not compared one by one: out_of_memory: not enough memory")
     refuse_every_step(monkeypatch)
     with pytest.raises(NumericsError, match=r"the captured step of .* differs from eager"):
-        find(tmp_path, WithoutRegions)
+        find(net, WithoutRegions)

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -27,6 +28,7 @@ from autotune.measure.messages import (
     BatchSizeRequest,
     BeginTiming,
     ChildError,
+    EagerPeakRequest,
     Expects,
     StopTiming,
     TimeBlock,
@@ -41,6 +43,7 @@ from autotune.records.measurement import Measurement, Outcome
 from autotune.workloads.live_workload import save_workload
 from autotune.workloads.memory_format import convert_batch, convert_model
 from autotune.workloads.reference import LIVE_SUFFIX, WorkloadRef
+from tests.measure.harness.conftest import InProcessChildren
 from tests.measure.harness.test_limit import needs_cgroup
 from tests.support.small import make, normalized
 
@@ -61,41 +64,10 @@ def tripping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Harness
     """A harness whose next step does what is written to the file."""
     folder = tmp_path_factory.mktemp("tripping")
     with harness(folder, "switched", {"switch": str(folder / "switch")}) as runner:
-        runner.prepare()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("autotune.measure.harness.BASELINE_PROCESSES", 1)  # no test of these reads the range
+            runner.prepare()
         yield runner, folder / "switch"
-
-
-@pytest.mark.parametrize(
-    ("word", "outcome", "said"),
-    [
-        ("raise", Outcome.CRASHED, "ValueError: the loss went through the roof"),
-        ("kill", Outcome.CRASHED, "killed by SIGKILL"),
-        pytest.param("abort", Outcome.CRASHED, "killed by SIGABRT: .*terminate called without", marks=pytest.mark.slow),
-        ("fill memory", Outcome.OUT_OF_MEMORY, "can't allocate memory"),
-        pytest.param("fill disk", Outcome.DISK_FULL, "No space left", marks=pytest.mark.slow),
-        ("hang", Outcome.TIMEOUT, "no answer within 3 s"),
-        ("wrong", Outcome.WRONG_RESULT, "differs from the captured step's"),
-    ],
-)
-def test_what_goes_wrong_is_an_outcome_and_the_next_plan_runs(
-    tripping: tuple[Harness, Path], word: str, outcome: Outcome, said: str
-) -> None:
-    runner, switch = tripping
-    plan = Plan.traced(runner.prepare().graph)
-    if word == "hang":
-        assert runner.measure(plan).outcome is Outcome.OK  # so that no process has yet to start within the limit
-        runner._children.time_limit_seconds = 3.0
-    switch.write_text(word)
-    try:
-        seen = runner.measure(plan)
-    finally:
-        runner._children.time_limit_seconds = 300.0
-    assert seen.outcome is outcome
-    assert re.search(said, seen.detail, re.DOTALL)
-    if word == "kill":  # the copy of the model's parameters goes with the process
-        living = {f"initial-{child.pid}" for child in runner._children.living.values()}
-        assert {copy.name for copy in runner._children.scratch.glob("initial-*")} <= living
-    assert runner.measure(plan).outcome is Outcome.OK
 
 
 @pytest.mark.usefixtures("children_in_process")
@@ -242,15 +214,44 @@ def test_a_recorded_baseline_is_not_timed_again_on_the_same_device_and_plans_are
             assert third.baseline().step_seconds != recorded.step_seconds
 
 
-@pytest.mark.parametrize("word", ["kill", "raise"])
-def test_a_baseline_killed_from_outside_is_no_error_of_the_input(word: str, tmp_path: Path) -> None:
-    (tmp_path / "switch").write_text(word)
-    expected = WorkerError if word == "kill" else ConfigError
-    said = "the process of the baseline was killed by SIGKILL; run" if word == "kill" else "through the roof"
-    with harness(tmp_path, "switched", {"switch": str(tmp_path / "switch")}) as runner:
-        with pytest.raises(expected, match=said) as caught:
-            runner.prepare()
-        assert not runner.baseline().step_seconds if word == "raise" else caught.value.exit_code == 9
+def test_a_baseline_killed_from_outside_is_no_error_of_the_input(tmp_path: Path) -> None:
+    (tmp_path / "switch").write_text("kill")
+    with (
+        harness(tmp_path, "switched", {"switch": str(tmp_path / "switch")}) as runner,
+        pytest.raises(WorkerError, match="the process of the baseline was killed by SIGKILL; run") as caught,
+    ):
+        runner.prepare()
+    assert caught.value.exit_code == 9
+
+
+@pytest.mark.parametrize(
+    ("word", "outcome", "said"),
+    [
+        ("raise", Outcome.CRASHED, "ValueError: the loss went through the roof"),
+        ("kill", Outcome.CRASHED, "killed by SIGKILL"),
+        ("hang", Outcome.TIMEOUT, "no answer within 3 s"),
+        ("wrong", Outcome.WRONG_RESULT, "differs from the captured step's"),
+    ],
+)
+def test_what_goes_wrong_is_an_outcome_and_the_next_plan_runs(
+    tripping: tuple[Harness, Path], word: str, outcome: Outcome, said: str
+) -> None:
+    runner, switch = tripping
+    plan = Plan.traced(runner.prepare().graph)
+    if word == "hang":
+        assert runner.measure(plan).outcome is Outcome.OK  # so that no process has yet to start within the limit
+        runner._children.time_limit_seconds = 3.0
+    switch.write_text(word)
+    try:
+        seen = runner.measure(plan)
+    finally:
+        runner._children.time_limit_seconds = 300.0
+    assert seen.outcome is outcome
+    assert re.search(said, seen.detail, re.DOTALL)
+    if word == "kill":  # the copy of the model's parameters goes with the process
+        living = {f"initial-{child.pid}" for child in runner._children.living.values()}
+        assert {copy.name for copy in runner._children.scratch.glob("initial-*")} <= living
+    assert runner.measure(plan).outcome is Outcome.OK
 
 
 def kill_at_its_turn(
@@ -292,14 +293,25 @@ def test_what_an_earlier_session_left_in_the_log_explains_no_death_of_this_one(t
     assert log.read_text() == "DefaultCPUAllocator: can't allocate memory\n"
 
 
-@pytest.mark.parametrize("turn", [1, 2])
+def test_the_last_lines_of_the_log_of_this_session_explain_a_death(tmp_path: Path) -> None:
+    log = tmp_path / "seconds-1.log"
+    child = Child.start(Spec(WorkloadRef("zoo"), tmp_path), log)
+    with log.open("a") as lines:
+        lines.write("terminate called without an active exception\n")
+    os.kill(child.pid, signal.SIGABRT)
+    with pytest.raises(ChildError) as caught:
+        child.ask(StopTiming(), 60.0)
+    assert caught.value.outcome is Outcome.CRASHED
+    assert caught.value.detail == "killed by SIGABRT: terminate called without an active exception"
+
+
 def test_a_plan_that_loses_plain_eager_beside_it_is_told_as_a_ratio_to_the_baseline(
-    tripping: tuple[Harness, Path], monkeypatch: pytest.MonkeyPatch, turn: int
+    tripping: tuple[Harness, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, _ = tripping
     alone = runner.baseline().baseline_seconds
     monkeypatch.setattr(runner, "_spec", replace(runner._spec, samples=4))
-    kill_at_its_turn(monkeypatch, runner, ChildRole.EAGER_SECONDS, turn)
+    kill_at_its_turn(monkeypatch, runner, ChildRole.EAGER_SECONDS, 2)
     seen = runner.measure(Plan.traced(runner.prepare().graph))
     assert (seen.outcome, seen.baseline_seconds) == (Outcome.OK, alone)
     assert len(seen.step_seconds) == len(alone) < 4  # a turn of one without one of the other's would be no ratio
@@ -397,7 +409,7 @@ def test_a_plan_of_another_graph_is_refused(tripping: tuple[Harness, Path]) -> N
         runner.measure(Plan((999,)))
 
 
-def test_a_factory_that_raises_is_one_line_and_leaves_only_its_log(
+def test_a_factory_that_raises_is_one_line_with_its_traceback_and_leaves_only_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # a training loop would have it too
@@ -407,17 +419,23 @@ def test_a_factory_that_raises_is_one_line_and_leaves_only_its_log(
     ):
         runner.prepare()
     assert "\n" not in str(caught.value)
+    assert_traceback(caught.value, "tells_threads")
     assert [path.name for path in (tmp_path / "logs").iterdir()] == ["eager-1.log"]
 
 
-@pytest.mark.parametrize("factory", ["tells_threads", "refuses_backward"])
-def test_an_error_of_the_users_code_carries_the_traceback_of_its_process(tmp_path: Path, factory: str) -> None:
-    with harness(tmp_path, factory) as runner, pytest.raises(ConfigError) as caught:
+def test_an_error_of_the_users_step_carries_the_traceback_of_its_process(tmp_path: Path) -> None:
+    with harness(tmp_path, "refuses_backward") as runner, pytest.raises(ConfigError, match="no loss today") as caught:
         runner.prepare()
-    shown = "".join(traceback.format_exception(caught.value))
+    assert not runner.baseline().step_seconds
+    assert_traceback(caught.value, "refuses_backward")
+
+
+def assert_traceback(error: ConfigError, function: str) -> None:
+    """Check that the error shows the line of the user's function, and its own text no traceback."""
+    shown = "".join(traceback.format_exception(error))
     assert f'File "{WORKLOADS}"' in shown
-    assert f", in {factory}\n" in shown
-    assert "Traceback" not in str(caught.value)
+    assert f", in {function}\n" in shown
+    assert "Traceback" not in str(error)
 
 
 LIMIT = 580 * MIB
@@ -441,10 +459,23 @@ def test_where_eager_does_not_fit_a_plan_still_does_and_is_checked_on_a_smaller_
     assert seen.charged_bytes <= LIMIT
 
 
+class WithoutEager(InProcessChildren):
+    """Children in which plain eager runs out of memory at the workload's own batch."""
+
+    def ask(self, role: ChildRole, request: Expects[Any], **options: Any) -> Any:
+        if isinstance(request, EagerPeakRequest) and options.get("arguments") is None:
+            raise ChildError(Outcome.OUT_OF_MEMORY, "not enough memory")
+        try:
+            return super().ask(role, request, **options)
+        except ConfigError as error:  # of a factory without such an argument
+            raise ChildError(Outcome.CRASHED, str(error), type(error).__name__) from error
+
+
 @pytest.mark.slow
-@needs_cgroup
-def test_a_plan_that_nobody_could_check_says_so(tmp_path: Path) -> None:
-    with harness(tmp_path, "fixed", limit_bytes=LIMIT) as runner:
+@pytest.mark.usefixtures("children_in_process")
+def test_a_plan_that_nobody_could_check_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.measure.harness.Children", WithoutEager)
+    with harness(tmp_path, "fixed") as runner:
         prepared = runner.prepare()
         seen = runner.measure(make_plan(prepared.graph, SPARING, 0, prepared.costs))
     assert prepared.capture_error is seen.max_error is None

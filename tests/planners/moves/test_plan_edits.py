@@ -42,7 +42,7 @@ def without(order: tuple[int, ...], positions: tuple[int, ...]) -> tuple[int, ..
     return tuple(op for position, op in enumerate(order) if position not in positions)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(plans())
 def test_a_dropped_recomputation_is_gone_with_the_runs_that_served_it_alone(drawn):
     graph, plan = drawn
@@ -54,7 +54,7 @@ def test_a_dropped_recomputation_is_gone_with_the_runs_that_served_it_alone(draw
         assert {swap.value for swap in edited.offload} <= {swap.value for swap in plan.offload}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(RANDOM)
 def test_every_recomputation_that_may_be_dropped_is_listed(rng: random.Random):
     graph = random_graph(rng)
@@ -66,7 +66,7 @@ def test_every_recomputation_that_may_be_dropped_is_listed(rng: random.Random):
             assert any(Counter(order) <= Counter(rest) for order in listed)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(plans())
 def test_an_added_recomputation_stands_right_before_its_reader_and_nothing_else_is_new(drawn):
     graph, plan = drawn
@@ -81,7 +81,7 @@ def test_an_added_recomputation_stands_right_before_its_reader_and_nothing_else_
         assert edited.order == (*head, *ops, *tail)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(RANDOM)
 def test_a_swap_is_added_or_dropped_alone(rng: random.Random):
     graph = training_chain(rng.randint(3, 6))
@@ -114,7 +114,7 @@ def move_update(graph: TrainGraph, plan: Plan, position: int, *, early: bool) ->
     return next((edit for edit in edits if edit.moved[0][0] == position), None)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(RANDOM)
 def test_neighbours_are_swapped_exactly_where_the_check_accepts_it(rng: random.Random):
     graph = random_graph(rng)
@@ -150,7 +150,7 @@ def test_an_early_update_follows_what_it_waits_for_and_a_late_one_ends_the_step(
                 assert place == len(order) - 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(RANDOM)
 def test_a_plan_with_all_that_may_run_in_place_keeps_that_and_others_gain_nothing_in_place(rng: random.Random):
     graph = random_graph(rng)
@@ -164,7 +164,7 @@ def test_a_plan_with_all_that_may_run_in_place_keeps_that_and_others_gain_nothin
             assert Counter(reuse.value for reuse in some.inplace) <= Counter(reuse.value for reuse in plan.inplace)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(RANDOM)
 def test_edits_of_one_plan_join_in_any_number_or_are_refused_together(rng: random.Random):
     graph = random_graph(rng)

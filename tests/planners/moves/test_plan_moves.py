@@ -50,7 +50,7 @@ def filled(moves: list[PlanMove]) -> PlanMove | None:
     return next((move for move in moves if move.text.startswith("fill the budget")), None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(RANDOM)
 def test_every_move_is_valid_within_the_target_and_has_the_bytes_and_seconds_that_are_predicted(rng: random.Random):
     graph = training_chain(rng.randint(2, 6), 10, 4) if rng.random() < 0.5 else random_graph(rng)
@@ -73,7 +73,7 @@ def test_every_move_is_valid_within_the_target_and_has_the_bytes_and_seconds_tha
     assert possible == sorted(possible, reverse=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(RANDOM)
 def test_filling_the_budget_saves_nearly_what_the_best_of_all_subsets_does(rng: random.Random):
     """Greedy by seconds per byte, and by seconds: at least half of the best saving, which enumeration knows."""

@@ -2,7 +2,7 @@ import dataclasses
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.ir.check import check
@@ -82,6 +82,7 @@ def test_a_load_never_overtakes_one_that_is_needed_earlier():
     assert a.early > b.early - 1
 
 
+@settings(max_examples=60)
 @given(st.randoms(use_true_random=False), st.floats(1.0, 200.0), st.integers(0, 300))
 def test_a_stretched_plan_is_valid_no_slower_and_keeps_the_limit(rng: random.Random, rate: float, more: int):
     graph = random_graph(rng, 14)

@@ -207,7 +207,7 @@ def gaps_of(graph: TrainGraph, plan: Plan, window: int) -> list[Swap]:
     ]
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(st.randoms(use_true_random=False), st.integers(1, 2))
 def test_with_no_budget_to_meet_no_subset_of_gaps_peaks_lower(rng: random.Random, window: int):
     graph = random_graph(rng, 14)
@@ -220,7 +220,7 @@ def test_with_no_budget_to_meet_no_subset_of_gaps_peaks_lower(rng: random.Random
     assert peak_bytes(graph, made, costs) <= lowest
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(st.randoms(use_true_random=False))
 def test_every_value_that_leaves_is_needed_for_the_budget_or_the_peak(rng: random.Random):
     graph = training_chain(rng.randint(3, 12), rng.choice([5, 50])) if rng.random() < 0.5 else random_graph(rng, 14)

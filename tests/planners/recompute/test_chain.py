@@ -42,7 +42,7 @@ def task(rng: random.Random) -> tuple[int, list[BlockChoice]]:
     return length, choices
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 2**32))
 def test_no_chain_under_the_limit_is_cheaper_and_none_is_missed(seed: int):
     length, choices = task(rng := random.Random(seed))
@@ -55,7 +55,7 @@ def test_no_chain_under_the_limit_is_cheaper_and_none_is_missed(seed: int):
         assert seconds(choices, made) == min(seconds(choices, chosen) for chosen in fitting)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_the_lowest_limit_is_the_lowest_peak_of_any_chain(seed: int):
     length, choices = task(random.Random(seed))

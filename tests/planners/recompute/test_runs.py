@@ -19,7 +19,7 @@ def during(graph: TrainGraph, order: tuple[int, ...], costs: Costs) -> list[int]
     return [moment.during_bytes for moment in moments if isinstance(moment.instruction, Run)]
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(rng=st.randoms(use_true_random=False))
 def test_what_a_change_says_is_what_the_simulator_says_after_it(rng: random.Random):
     """Evictions and their reverse, one after the other, on orders that repeat already."""

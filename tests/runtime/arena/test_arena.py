@@ -35,19 +35,36 @@ def conv_net(width=8):
     return nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(4))
 
 
-def train_step(allocator, batch):
+def model_for(batch):
     model = conv_net()
     model(batch)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def train_step(allocator, batch):
+    model, optimizer = model_for(batch)
     plan = replace(traced(len(batch)), allocator="arena") if allocator == "arena" else None
     return TrainStep(model, loss_fn, optimizer, batch, plan)
 
 
+class Eager:
+    """The same training in plain PyTorch, with malloc."""
+
+    def __init__(self, batch):
+        self.model, self.optimizer = model_for(batch)
+
+    def __call__(self, batch):
+        loss = loss_fn(self.model, batch)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+
 @functools.cache
 def traced(count):
-    model = conv_net()
-    model(images(count))
-    workload = Workload(model, loss_fn, torch.optim.AdamW(model.parameters(), lr=0.01), images(count))
+    model, optimizer = model_for(images(count))
+    workload = Workload(model, loss_fn, optimizer, images(count))
     return Plan.traced(capture(workload).graph)
 
 
@@ -106,7 +123,7 @@ def warned():
 
 def test_a_replayed_step_has_no_misses_and_mallocs_bits():
     batch = images()
-    planned, plain = train_step("arena", batch), train_step("system", batch)
+    planned, plain = train_step("arena", batch), Eager(batch)
     for _ in range(5):
         assert torch.equal(planned(batch), plain(batch))
         assert arena_of(planned).misses == 0
@@ -145,7 +162,7 @@ def test_a_tensor_that_outlives_its_arena_keeps_its_content():
 
 
 def test_another_batch_shape_gives_mallocs_bits():
-    planned, plain = train_step("arena", images()), train_step("system", images())
+    planned, plain = train_step("arena", images()), Eager(images())
     for step in (planned, plain):
         with warnings.catch_warnings(action="ignore"):  # the other shape is planned anew
             for count in (4, 4, 4, 3, 4, 3, 3, 3, 4):
@@ -188,7 +205,7 @@ def test_a_gradient_hook_that_raises_leaves_the_next_step_right():
     with pytest.raises(KeyError):
         planned(batch)
     planned.on_gradient = None
-    plain = train_step("system", batch)
+    plain = Eager(batch)
     plain.model.load_state_dict(planned.model.state_dict())
     assert torch.equal(planned(batch), plain(batch))
     for _ in range(3):
@@ -199,7 +216,7 @@ def test_a_gradient_hook_that_raises_leaves_the_next_step_right():
 
 def test_an_evaluation_between_steps_changes_nothing():
     batch = images()
-    planned, plain = train_step("arena", batch), train_step("system", batch)
+    planned, plain = train_step("arena", batch), Eager(batch)
     for _ in range(5):
         for step in (planned, plain):
             step(batch)
@@ -262,7 +279,7 @@ def test_a_step_inside_another_steps_hook_leaves_both_right():
 
 def test_two_models_that_train_at_once_on_two_threads_have_mallocs_bits():
     batches = images(), images(5)
-    planned, plain = ([train_step(allocator, batch) for batch in batches] for allocator in ("arena", "system"))
+    planned, plain = [train_step("arena", batch) for batch in batches], [Eager(batch) for batch in batches]
     losses = [], []
 
     def train(which):
@@ -281,43 +298,119 @@ def test_two_models_that_train_at_once_on_two_threads_have_mallocs_bits():
 def test_two_steps_in_one_process_keep_apart():
     batch, other = images(), images(5)
     first, second = train_step("arena", batch), train_step("arena", other)
-    plain, also = train_step("system", batch), train_step("system", other)
+    plain, also = Eager(batch), Eager(other)
     for _ in range(4):
         assert torch.equal(first(batch), plain(batch))
         assert torch.equal(second(other), also(other))
         assert arena_of(first).misses == arena_of(second).misses == 0
 
 
-def test_arenas_in_one_block_hold_the_largest_and_not_the_sum_and_keep_what_lives_on():
-    out, _ = run_child("""
-        import psutil, torch
-        from autotune.runtime.arena import SharedBlock, StepArena
-        block, own, kept = SharedBlock(), psutil.Process(), []
-        small, large = StepArena(block=block), StepArena(block=block)
+MEMORY = """
+    import psutil, resource, threading, torch
+    from autotune.runtime.arena import SharedBlock, StepArena, kept_memory
+    torch.ones(1)
+    own = psutil.Process()
 
-        def run(arena, mebibytes, keeps=False):
-            with arena.step():
-                tensor = torch.full((mebibytes * 2**18,), float(mebibytes))
-                if keeps:
-                    kept.append(tensor)
-                del tensor
+    def tell(*numbers):
+        print(section, *numbers)
 
-        for _ in range(2):
-            run(small, 32)
-        run(small, 32, keeps=True)
-        for _ in range(3):
-            run(large, 64)  # a larger layout, while a tensor of the small step is alive
-        assert (kept.pop() == 32).all()
+    section = "kept"
+    def faults(count):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        made = torch.ones(count * 2**18)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    rss = own.memory_info().rss
+    with kept_memory():
+        for count in (64, 64, 65, 64):
+            tell(faults(count))
+        outlives = torch.ones(32 * 2**18)
+        freed_elsewhere = [torch.ones(16 * 2**18)]
+        other = threading.Thread(target=freed_elsewhere.clear)
+        other.start()
+        other.join()
+        tell(faults(16))
+    tell(faults(64))
+    assert outlives.sum() == 32 * 2**18
+    del outlives
+    tell((own.memory_info().rss - rss) // 4096)
+
+    section = "storage"
+    arena = StepArena()
+    holes = [torch.zeros(2**18) for _ in range(64)]  # a MiB each
+    del holes[::2]
+    weight = torch.nn.Parameter(torch.ones(2**21))
+    storage = weight.untyped_storage()
+    for _ in range(2):
+        storage.resize_(0)
         before = own.memory_info().rss
-        for _ in range(3):
-            run(small, 32)
-            run(large, 64)
-        assert (small.misses, large.misses) == (0, 0)
-        print(own.memory_info().rss - before)
-        large.release()
-        print(before - own.memory_info().rss)
-    """)
-    grown, returned = map(int, out.split())
+        arena.map_storage(storage, 4 * 2**21)
+        weight.data.fill_(2.0)
+        taken = own.memory_info().rss
+        storage.resize_(0)
+        tell((taken - before) / 2**20, (taken - own.memory_info().rss) / 2**20)
+    arena.map_storage(storage, 4 * 2**21)
+    weight.data.fill_(3.0)
+    torch.save(weight, "/dev/null")
+    storage.resize_(4 * 2**22)  # as anyone may go on with it
+    assert weight.eq(3.0).all()
+    del weight, storage
+
+    section = "rest"
+    arena = StepArena()
+    for _ in range(3):
+        with arena.step():
+            torch.ones(16 * 2**20)
+    before = own.memory_info().rss
+    arena.release()
+    tell((before - own.memory_info().rss) / 2**20)
+    with arena.step():
+        kept = torch.ones(16 * 2**20)
+    assert kept[-1] == 1
+    before = own.memory_info().rss
+    arena.close()
+    del kept
+    tell((before - own.memory_info().rss) / 2**20)
+
+    section = "block"
+    block, kept = SharedBlock(), []
+    small, large = StepArena(block=block), StepArena(block=block)
+
+    def run(arena, mebibytes, keeps=False):
+        with arena.step():
+            tensor = torch.full((mebibytes * 2**18,), float(mebibytes))
+            if keeps:
+                kept.append(tensor)
+            del tensor
+
+    for _ in range(2):
+        run(small, 32)
+    run(small, 32, keeps=True)
+    for _ in range(3):
+        run(large, 64)  # a larger layout, while a tensor of the small step is alive
+    assert (kept.pop() == 32).all()
+    before = own.memory_info().rss
+    for _ in range(3):
+        run(small, 32)
+        run(large, 64)
+    assert (small.misses, large.misses) == (0, 0)
+    tell(own.memory_info().rss - before)
+    large.release()
+    tell(before - own.memory_info().rss)
+"""
+
+
+@functools.cache
+def measured_memory() -> dict[str, list[float]]:
+    """Return the numbers that each section of `MEMORY` prints, all measured in one process."""
+    numbers: dict[str, list[float]] = {}
+    for line in run_child(MEMORY)[0].splitlines():
+        section, *found = line.split()
+        numbers.setdefault(section, []).extend(map(float, found))
+    return numbers
+
+
+def test_arenas_in_one_block_hold_the_largest_and_not_the_sum_and_keep_what_lives_on():
+    grown, returned = measured_memory()["block"]
     assert grown < 4 << 20
     assert returned > 60 << 20
 
@@ -451,78 +544,34 @@ MEASURED = """
     batch = torch.randn(16, 3, 64, 64)
     blocks = [(nn.Conv2d(8 if i else 3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()) for i in range(8)]
     model = nn.Sequential(*(layer for block in blocks for layer in block))
-    arena = StepArena() if ARENA else None
-    def step():
-        with arena.step() if arena else nullcontext():
-            model(batch).square().mean().backward()
-            model.zero_grad(set_to_none=True)
-    for _ in range(4):
-        step()
-    if arena:
-        arena.release()
-    ctypes.CDLL(None).malloc_trim(0)
-    rest = status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
-    for _ in range(3):
-        step()
-    print(status("VmHWM") - rest, arena.bytes if arena else 0)
+    for arena in (StepArena(), None):
+        def step():
+            with arena.step() if arena else nullcontext():
+                model(batch).square().mean().backward()
+                model.zero_grad(set_to_none=True)
+        for _ in range(4):
+            step()
+        if arena:
+            arena.release()
+        ctypes.CDLL(None).malloc_trim(0)
+        rest = status("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")
+        for _ in range(3):
+            step()
+        print(status("VmHWM") - rest, arena.bytes if arena else 0)
+        if arena:
+            arena.close()
 """
 
 
 def test_the_process_is_charged_for_the_block_and_with_malloc_for_more():
-    charged, block = map(int, run_child(MEASURED.replace("ARENA", "True"))[0].split())
+    charged, block, charged_with_malloc, _ = map(int, run_child(MEASURED)[0].split())
     assert charged == pytest.approx(block, rel=0.05)
-    assert int(run_child(MEASURED.replace("ARENA", "False"))[0].split()[0]) > 1.05 * charged
-
-
-def test_memory_of_an_arena_at_rest_goes_back():
-    out, _ = run_child("""
-        import psutil, torch
-        from autotune.runtime.arena import StepArena
-        arena, own = StepArena(), psutil.Process()
-        for _ in range(3):
-            with arena.step():
-                torch.ones(16 * 2**20)
-        before = own.memory_info().rss
-        arena.release()
-        print(before - own.memory_info().rss)
-        with arena.step():
-            kept = torch.ones(16 * 2**20)
-        assert kept[-1] == 1
-        before = own.memory_info().rss
-        arena.close()
-        del kept
-        print(before - own.memory_info().rss)
-    """)
-    assert [int(line) / 2**20 for line in out.split()] == pytest.approx([64, 64], abs=2)
+    assert charged_with_malloc > 1.05 * charged
 
 
 def test_kept_memory_serves_the_next_request_of_as_many_bytes_with_its_pages():
-    out, _ = run_child("""
-        import psutil, resource, threading, torch
-        from autotune.runtime.arena import kept_memory
-        torch.ones(1)
-        own = psutil.Process()
-        def faults(count):
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            made = torch.ones(count * 2**18)
-            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-        rss = own.memory_info().rss
-        with kept_memory():
-            for count in (64, 64, 65, 64):
-                print(faults(count))
-            outlives = torch.ones(32 * 2**18)
-            freed_elsewhere = [torch.ones(16 * 2**18)]
-            other = threading.Thread(target=freed_elsewhere.clear)
-            other.start()
-            other.join()
-            print(faults(16))
-        print(faults(64))
-        assert outlives.sum() == 32 * 2**18
-        del outlives
-        print((own.memory_info().rss - rss) // 4096)
-    """)
-    first, again, another, once_more, elsewhere, after, left = map(int, out.split())
+    first, again, another, once_more, elsewhere, after, left = measured_memory()["kept"]
     page = 256  # to the MiB
     assert [first, another, after] == pytest.approx([64 * page, 65 * page, 64 * page], rel=0.05)
     assert max(again, once_more, elsewhere) < page
@@ -569,26 +618,20 @@ def held(then: str) -> list[float]:
     return [float(number) for number in out.split()]
 
 
-def test_an_arena_holds_no_more_than_it_is_told_and_spares_what_is_needed_next():
+def test_an_arena_holds_no_more_than_it_is_told_spares_what_is_needed_next_and_always_holds_what_lives():
     rows = held("""
-    run(2, early=True)
-    assert arena.bytes == 48 * MIB
-    floor, rows = own.memory_info().rss / MIB, []
-    run(2)
-    print(*rows)
+    for how in ({"count": 2}, {"early": True}):
+        run(2, early=True)
+        assert arena.bytes == 48 * MIB
+        floor, rows = own.memory_info().rss / MIB, []
+        run(**how)
+        print(*rows)
+        arena.close()
+        arena = StepArena()
     """)
     # a MiB more goes than must, and it is not the first's
-    assert rows == pytest.approx([16, 48, 23, 23, 23, 48, 23, 23], abs=1)
-
-
-def test_an_arena_holds_what_lives_whatever_it_is_told():
-    rows = held("""
-    run(2, early=True)
-    floor, rows = own.memory_info().rss / MIB, []
-    run(early=True)
-    print(*rows)
-    """)
-    assert rows == pytest.approx([16, 48, 34, 42], abs=1)
+    assert rows[:8] == pytest.approx([16, 48, 23, 23, 23, 48, 23, 23], abs=1)
+    assert rows[8:] == pytest.approx([16, 48, 34, 42], abs=1)
 
 
 def test_what_outlives_the_step_lies_outside_and_the_block_holds_so_much_less():
@@ -603,40 +646,23 @@ def test_what_outlives_the_step_lies_outside_and_the_block_holds_so_much_less():
 
 
 def test_a_storage_gets_memory_that_goes_back_as_soon_as_it_is_freed_whatever_malloc_would_keep():
-    out, _ = run_child("""
-        import psutil, torch
-        from autotune.runtime.arena import StepArena
-        arena, own = StepArena(), psutil.Process()
-        holes = [torch.zeros(2**18) for _ in range(64)]  # a MiB each
-        del holes[::2]
-        weight = torch.nn.Parameter(torch.ones(2**21))
-        storage = weight.untyped_storage()
-        for _ in range(2):
-            storage.resize_(0)
-            before = own.memory_info().rss
-            arena.map_storage(storage, 4 * 2**21)
-            weight.data.fill_(2.0)
-            taken = own.memory_info().rss
-            storage.resize_(0)
-            print((taken - before) / 2**20, (taken - own.memory_info().rss) / 2**20)
-        arena.map_storage(storage, 4 * 2**21)
-        weight.data.fill_(3.0)
-        torch.save(weight, "/dev/null")
-        storage.resize_(4 * 2**22)  # as anyone may go on with it
-        assert weight.eq(3.0).all()
-        del weight, storage
-    """)
-    assert [float(number) for number in out.split()] == pytest.approx([8] * 4, abs=1)
+    assert measured_memory()["storage"] == pytest.approx([8] * 4, abs=1)
+
+
+def test_memory_of_an_arena_at_rest_goes_back():
+    assert measured_memory()["rest"] == pytest.approx([64, 64], abs=2)
 
 
 def test_without_a_compiler_the_plan_runs_with_one_warning(tmp_path):
     out, err = run_child(
         """
-        from tests.runtime.arena.test_arena import images, train_step
+        from autotune.runtime.arena import StepArena
+        from tests.runtime.arena.test_arena import Eager, images, train_step
         batch = images()
-        planned, plain = train_step("arena", batch), train_step("system", batch)
+        planned, plain = train_step("arena", batch), Eager(batch)
         print(all(planned(batch).equal(plain(batch)) for _ in range(4)))
-        train_step("arena", batch)
+        with StepArena().step():
+            images()
         """,
         PATH="",
         XDG_CACHE_HOME=str(tmp_path),
@@ -661,7 +687,7 @@ LOADING = """
     thread = threading.Thread(target=busy)
     thread.start()
     data = TensorDataset(torch.ones(16, 1000))
-    sums = [step(rows) for _ in range(3) for rows, in DataLoader(data, batch_size=4, num_workers=2)]
+    sums = [step(rows) for _ in range(2) for rows, in DataLoader(data, batch_size=4, num_workers=2)]
     stop.set()
     thread.join()
     print(set(sums), arena.misses, arena.bytes > 0)

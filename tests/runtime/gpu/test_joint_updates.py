@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,12 @@ def make(optimizer: str = "adamw", rows: int = 2000) -> tuple[Program, Workload]
     return capture(workload), workload
 
 
+@cache
+def read_only(optimizer: str, rows: int) -> Program:
+    """Capture a program once for all tests that run no step of it."""
+    return make(optimizer, rows)[0]
+
+
 def train(plan: Plan, optimizer: str, directory: Path) -> tuple[list[torch.Tensor], str]:
     """Return what four steps leave, and the source of the step."""
     program, workload = make(optimizer)
@@ -62,12 +69,13 @@ def train(plan: Plan, optimizer: str, directory: Path) -> tuple[list[torch.Tenso
     return [leaf.clone() for leaf in leaves if isinstance(leaf, torch.Tensor)], executor.source
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("seed", [None, 0, 1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("optimizer", "seed"), [("adamw", None), ("adamw", 0), ("adamw", 1), ("sgd", None), ("sgd", 3)]
+)
 def test_joint_updates_have_the_bits_of_single_ones(
     optimizer: str, seed: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph = make(optimizer)[0].graph
+    graph = read_only(optimizer, 2000).graph
     plan = Plan.traced(graph) if seed is None else random_plan(graph, random.Random(seed))
     plan = replace(plan, store="ssd") if plan.offload else plan
     single, source = train(plan, optimizer, tmp_path)
@@ -82,7 +90,7 @@ def test_joint_updates_have_the_bits_of_single_ones(
 @pytest.mark.usefixtures("_as_on_a_gpu")
 def test_updates_are_joined_where_they_are_neighbours_and_the_peak_has_room() -> None:
     def calls(rows: int, *, early: bool) -> int:
-        program, _ = make(rows=rows)
+        program = read_only("adamw", rows)
         plan = Plan.traced(program.graph)
         plan = WithGradient().plan(program.graph, plan, 0, Costs.unit(program.graph)) if early else plan
         return Executor(program, lower(program.graph, plan)).source.count("update_together")
@@ -94,10 +102,10 @@ def test_updates_are_joined_where_they_are_neighbours_and_the_peak_has_room() ->
 
 @pytest.mark.usefixtures("_as_on_a_gpu")
 def test_a_meter_sees_every_update_alone() -> None:
-    program, _ = make()
+    program = read_only("adamw", 2000)
     schedule = lower(program.graph, Plan.traced(program.graph))
     assert "update_together" not in Executor(program, schedule, after_instruction=lambda index: None).source
 
 
 def test_on_a_cpu_updates_stay_single() -> None:
-    assert not joins_updates(make()[0])
+    assert not joins_updates(read_only("adamw", 2000))

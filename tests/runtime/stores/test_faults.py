@@ -374,22 +374,20 @@ while True:
 
 
 @root_only
-@pytest.mark.parametrize("where", ["small_tmpfs", "small_disk"])
-def test_kill_9_in_the_middle_of_a_write_leaves_nothing(request: pytest.FixtureRequest, where: str) -> None:
-    directory: Path = request.getfixturevalue(where)
-    free, listed = slab.free_bytes(directory), sorted(directory.iterdir())
-    with subprocess.Popen([sys.executable, "-c", WRITER, str(directory)], stdout=subprocess.PIPE, text=True) as child:
+def test_kill_9_in_the_middle_of_a_write_leaves_nothing(small_disk: Path) -> None:
+    free, listed = slab.free_bytes(small_disk), sorted(small_disk.iterdir())
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(small_disk)], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "writing\n"
-        assert slab.free_bytes(directory) != free
-        assert sorted(directory.iterdir()) == listed
+        assert slab.free_bytes(small_disk) != free
+        assert sorted(small_disk.iterdir()) == listed
         child.send_signal(signal.SIGKILL)
         assert child.wait(10) == -signal.SIGKILL
     until = time.monotonic() + 10
-    while slab.free_bytes(directory) != free and time.monotonic() < until:
+    while slab.free_bytes(small_disk) != free and time.monotonic() < until:
         time.sleep(0.01)  # the kernel gives the space back a little after the process is gone
-    assert slab.free_bytes(directory) == free
-    assert sorted(directory.iterdir()) == listed
+    assert slab.free_bytes(small_disk) == free
+    assert sorted(small_disk.iterdir()) == listed
 
 
 HANGING = """

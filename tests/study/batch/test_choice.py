@@ -3,6 +3,7 @@
 import itertools
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from autotune.errors import AutotuneError, ConfigError, InfeasibleError, PlanError, StoreError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
+from autotune.planners.auto import best_plan
 from autotune.planners.candidates import find_smallest
 from autotune.planners.space import space_for_device
 from autotune.records import plan_file as planfile
@@ -37,12 +39,22 @@ from autotune.study.batch.records import (
 from autotune.study.batch.sized_steps import capture_sizes
 from autotune.testing.fake_runner import FLOOR_BYTES
 from autotune.workloads.loop import Loop
+from tests.study.remembered import remembered
 
 from .fakes import OWN, FakeWorkload, charge_of_eager, graph_of, traced_bytes
 
 QUICK = {"recompute": ["keep", "greedy"], "reorder": ["keep"], "order": ["traced"]}
 FITS = SideResult(Outcome.OK)
 LIMIT = FLOOR_BYTES + traced_bytes(3 * OWN)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def planned_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autotune.study.batch.estimate.find_smallest", remembered(find_smallest))
+        patch.setattr("autotune.study.batch.candidates.best_plan", remembered(best_plan))
+        patch.setattr("autotune.study.captures.best_plan", remembered(best_plan))
+        yield
 
 
 def make_config(tmp_path: Path, **fields: Any) -> Config:
@@ -68,7 +80,8 @@ def lowest_peak(batch: int) -> int:
 
 
 def largest_by_brute_force(overhead: float) -> int:
-    return max(size for size in range(10, 110) if FLOOR_BYTES + int(lowest_peak(size) * (1 + overhead)) <= LIMIT)
+    fits = (size for size in range(109, 9, -1) if FLOOR_BYTES + int(lowest_peak(size) * (1 + overhead)) <= LIMIT)
+    return next(fits)
 
 
 @pytest.mark.parametrize("overhead", [0.0, 0.02, 0.08, 0.3])
@@ -152,19 +165,25 @@ def test_a_budget_of_the_step_is_kept_as_it_is_written(tmp_path: Path):
     assert (chosen.budget, recorded(tmp_path).budget_bytes) == ("step:3MB", 3_000_000)
 
 
+def largest_sizes(workload: FakeWorkload) -> tuple[StepSize | None, StepSize | None, str]:
+    with tempfile.TemporaryDirectory() as place:
+        chosen = choose(Path(place), workload, budget="200%")
+        search = recorded(Path(place))
+        return search.plan_largest, search.eager_largest, chosen.budget
+
+
+@cache
+def largest_sizes_of_equal_floors() -> tuple[StepSize | None, StepSize | None, str]:
+    return largest_sizes(FakeWorkload())
+
+
 @given(st.lists(st.integers(-FLOOR_BYTES // 2, FLOOR_BYTES // 2), min_size=1, max_size=5))
 @settings(max_examples=8, deadline=None)
 def test_idle_processes_of_other_sizes_change_no_answer_for_a_budget_in_percent(differences: list[int]):
-    def largest(workload: FakeWorkload) -> tuple[StepSize | None, StepSize | None, str]:
-        with tempfile.TemporaryDirectory() as place:
-            chosen = choose(Path(place), workload, budget="200%")
-            search = recorded(Path(place))
-            return search.plan_largest, search.eager_largest, chosen.budget
-
     floors = itertools.cycle([FLOOR_BYTES + difference for difference in differences])
     first = FLOOR_BYTES  # the workload's own size
     other = FakeWorkload(floor_of=lambda batch: first if batch == OWN else next(floors))
-    assert largest(other) == largest(FakeWorkload())
+    assert largest_sizes(other) == largest_sizes_of_equal_floors()
 
 
 def test_measured_sizes_are_recorded_as_they_end_and_not_measured_again(tmp_path: Path):

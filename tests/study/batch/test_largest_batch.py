@@ -23,7 +23,7 @@ def loss_fn(model, batch):
 
 def make(batch: int = 8192):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(*[layer for _ in range(8) for layer in (torch.nn.Linear(64, 64), torch.nn.GELU())])
+    model = torch.nn.Sequential(*[layer for _ in range(4) for layer in (torch.nn.Linear(64, 64), torch.nn.GELU())])
     return Workload(model, loss_fn, torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(batch, 64))
 """
 
@@ -33,7 +33,7 @@ def make(batch: int = 8192):
 def test_the_chosen_batch_trains_within_the_limit_and_eager_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("step.py").write_text(TEXT, encoding="utf-8")
-    result = autotune.tune("step.py:make", objective="batch", budget="170%", time="90s", trials=1, name="largest")
+    result = autotune.tune("step.py:make", objective="batch", budget="150%", time="2m", trials=1, name="largest")
     search = read_batch_search(Path("runs/largest"))
     assert search is not None
     assert search.chosen is not None

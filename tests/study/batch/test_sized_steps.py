@@ -34,7 +34,7 @@ def loss_fn(model, batch):
 
 
 def make(batch: int = 4):
-    layers = [layer for _ in range(6) for layer in (torch.nn.Linear(32, 32), torch.nn.GELU(), torch.nn.LayerNorm(32))]
+    layers = [layer for _ in range(4) for layer in (torch.nn.Linear(32, 32), torch.nn.GELU(), torch.nn.LayerNorm(32))]
     model = torch.nn.Sequential(*layers)
     return Workload(model, loss_fn, torch.optim.AdamW(model.parameters()), torch.randn(batch, 16, 32))
 

@@ -66,8 +66,18 @@ def measured(number: int, settings: Settings, log: float, predicted: float) -> T
     return Trial(number, TrialKind.SEARCH, "net()", "digest", settings, Plan((number,)), estimate, result)
 
 
-def search(sampler: str, seed: int, count: int, predict: Callable[[Settings], float] | None = None) -> list[float]:
-    """Return the best true logarithm after each of `count` measured trials; with observations if there is a simulator."""
+def search(
+    sampler: str,
+    seed: int,
+    count: int,
+    predict: Callable[[Settings], float] | None = None,
+    *,
+    enough: float = -math.inf,
+) -> list[float]:
+    """Return the best true logarithm after each of `count` measured trials, or of fewer once it is at most `enough`.
+
+    The sampler has observations if there is a simulator.
+    """
     study = optuna.create_study(sampler=make_sampler(sampler, SPACE, count, seed))
     trials: list[Trial] = []
     if predict is not None:
@@ -85,4 +95,6 @@ def search(sampler: str, seed: int, count: int, predict: Callable[[Settings], fl
         study.tell(request, math.exp(seen))
         trials.append(measured(number, settings, seen, (predict or true_log)(settings)))
         best.append(min([log, *best[-1:]]))
+        if best[-1] <= enough:
+            break
     return best

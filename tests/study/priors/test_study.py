@@ -79,13 +79,15 @@ def test_the_report_is_the_same_bytes_without_the_file_of_priors(tuned, tmp_path
     assert pages[0] == pages[1]
 
 
-def test_a_resumed_study_reads_the_same_priors_and_simulates_nothing(tmp_path):
-    first, second = list[Event](), list[Event]()
-    run(tmp_path, None, first, trials=11, lasting=True, planners=WIDE)
+def test_a_resumed_study_reads_the_same_priors_and_simulates_nothing(tuned, tmp_path):
+    directory, before, first = tuned
+    second = list[Event]()
+    shutil.copytree(directory / "run", tmp_path / "run")
     priors = (tmp_path / "run" / "priors.json").read_bytes()
-    run(tmp_path, None, second, trials=14, lasting=True, planners=WIDE)
+    result = run(tmp_path, None, second, trials=16, lasting=True, planners=WIDE)
     assert StudyPhase.PRIORS in phases(first)
     assert StudyPhase.PRIORS not in phases(second)
+    assert len(result.trials) > len(before.trials)
     assert (tmp_path / "run" / "priors.json").read_bytes() == priors
 
 
@@ -104,14 +106,14 @@ def test_nothing_is_simulated_for_a_search_without_a_trial(tmp_path):
 
 
 def test_a_damaged_file_of_priors_is_named_with_the_next_step(tmp_path):
-    run(tmp_path, trials=11, lasting=True, planners=WIDE)
+    run(tmp_path, trials=11, planners=WIDE)
     path = tmp_path / "run" / "priors.json"
     path.write_text(path.read_text()[:100])
     before = load_trials(tmp_path / "run" / "trials.jsonl")
     with pytest.raises(
         ConfigError, match=r"priors\.json: not a priors file: .*delete it: settings are simulated again"
     ):
-        run(tmp_path, trials=13, lasting=True, planners=WIDE)
+        run(tmp_path, trials=13, planners=WIDE)
     assert load_trials(tmp_path / "run" / "trials.jsonl") == before
 
 
@@ -178,7 +180,7 @@ def test_all_trials_of_another_run_are_observations_and_the_fastest_are_measured
 
 
 def test_a_run_for_another_budget_gives_ratios_only_and_a_front_gives_no_observations(tuned, tmp_path):
-    run(tmp_path, seed_from=str(tuned[0] / "run"), budget="80%", trials=6, lasting=True, planners=WIDE)
+    run(tmp_path, seed_from=str(tuned[0] / "run"), budget="80%", trials=4, planners=WIDE)
     earlier = read_priors(tmp_path / "run").earlier
     assert {one.source for one in earlier} == {PriorSource.OTHER_GRAPH}
     run(tmp_path / "front", objective="pareto", trials=8, planners=WIDE)
@@ -189,10 +191,10 @@ def test_a_run_for_another_budget_gives_ratios_only_and_a_front_gives_no_observa
 
 def test_the_other_run_is_needed_no_more_once_its_trials_are_here(tuned, tmp_path):
     shutil.copytree(tuned[0] / "run", tmp_path / "source")
-    run(tmp_path, seed_from=str(tmp_path / "source"), trials=6, lasting=True, planners=WIDE)
+    run(tmp_path, seed_from=str(tmp_path / "source"), trials=6, planners=WIDE)
     earlier = read_priors(tmp_path / "run").earlier
     shutil.rmtree(tmp_path / "source")
-    run(tmp_path, seed_from=str(tmp_path / "source"), trials=10, lasting=True, planners=WIDE)
+    run(tmp_path, seed_from=str(tmp_path / "source"), trials=10, planners=WIDE)
     assert earlier
     assert read_priors(tmp_path / "run").earlier == earlier
 

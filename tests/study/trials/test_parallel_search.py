@@ -31,6 +31,7 @@ SEARCHED = (TrialKind.SEARCH, TrialKind.MOVE, TrialKind.REPEAT)
 class Device(FakeRunner):
     """Fake device whose measurements in the search take some time, and which can be lost."""
 
+    graph: Any = dataclasses.field(default_factory=lambda: training_chain(28, nbytes=100_000, param_bytes=5_000))
     name: str = "n1"
     seconds: float = 0.02
     """Time of a measurement outside of the main thread, which is one of the search on several devices."""
@@ -68,10 +69,10 @@ def written(directory: Path) -> list[str]:
 
 
 def test_a_study_with_one_device_is_the_same_to_the_bit(tmp_path: Path):
-    config = make_config(tmp_path / "plain", trials=16)
-    tune(config, FakeRunner(), tmp_path / "plain" / "run", lasting=False)
+    config = make_config(tmp_path / "plain", trials=14)
+    tune(config, FakeRunner(graph=Device().graph), tmp_path / "plain" / "run", lasting=False)
     plain = load_trials(tmp_path / "plain" / "run" / "trials.jsonl")
-    here = run(tmp_path / "one", [Device(name="", seconds=0.0)])
+    here = run(tmp_path / "one", [Device(name="", seconds=0.0)], trials=14)
     assert [without_times(trial) for trial in here] == [without_times(trial) for trial in plain]
 
 
@@ -100,10 +101,9 @@ def test_trials_are_recorded_in_the_order_in_which_they_end(tmp_path: Path):
     assert numbers != sorted(numbers)
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "gp", "random"])
-def test_a_plan_that_is_measured_now_is_not_measured_on_another_device(tmp_path: Path, sampler: str):
+def test_a_plan_that_is_measured_now_is_not_measured_on_another_device(tmp_path: Path):
     devices = [Device(name=f"n{number}", seconds=0.3) for number in range(3)]
-    trials = run(tmp_path, devices, sampler=sampler)
+    trials = run(tmp_path, devices, sampler="random")  # the one that pays no regard to running trials
     in_search = [plan for device in devices for plan in device.measured]
     confirmed = sum(trial.kind == TrialKind.CONFIRM for trial in trials)
     assert len(in_search) - confirmed == len(set(in_search))
@@ -162,7 +162,7 @@ def test_a_plan_under_which_two_devices_are_lost_has_crashed(tmp_path: Path):
 def test_a_device_that_captures_another_graph_is_not_used(tmp_path: Path):
     other = Device(name="n2", graph=training_chain(30, nbytes=100_000, param_bytes=5_000))
     lines: list[str] = []
-    config = make_config(tmp_path, trials=16)
+    config = make_config(tmp_path, trials=12)
     first = Device(name="n1")
     tune(
         config, first, tmp_path / "run", devices=[first, other], lasting=False,
@@ -204,11 +204,11 @@ def test_without_any_device_the_study_ends_and_its_trial_comes_again(tmp_path: P
     devices = [Device(name=f"n{number}", seconds=0.05, before_measure=gone_after(6)) for number in (1, 2)]
     devices[1].prepare = lambda: (_ for _ in ()).throw(DeviceLostError("none is free"))  # type: ignore[method-assign]
     with pytest.raises(DeviceLostError, match="no device of class fake is left"):
-        run(tmp_path, devices, trials=24)
+        run(tmp_path, devices, trials=18)
     before = load_trials(tmp_path / "run" / "trials.jsonl")
-    after = run(tmp_path, [Device(name="n1"), Device(name="n2")], trials=24)
+    after = run(tmp_path, [Device(name="n1"), Device(name="n2")], trials=18)
     assert after[: len(before)] == before
-    assert sum(trial.kind != TrialKind.CONFIRM for trial in after) >= 23
+    assert sum(trial.kind != TrialKind.CONFIRM for trial in after) >= 17
 
 
 def test_a_device_that_is_never_ready_does_not_hold_the_study(tmp_path: Path):
@@ -268,13 +268,13 @@ def test_one_interrupt_lets_the_running_trials_end_and_resume_goes_on(tmp_path: 
 
     second = Device(name="n2", before_measure=interrupt)
     first = Device(name="n1", before_measure=while_searching(second))
-    before = run(tmp_path, [first, second], trials=24)
+    before = run(tmp_path, [first, second], trials=18)
     assert len(second.measured) >= 2
-    assert len(before) < 24
+    assert len(before) < 18
     assert len(first.measured) + len(second.measured) == sum(
         trial.plan is not None and trial.was_run and trial.kind != TrialKind.REPEAT for trial in before
     )
-    after = run(tmp_path, [Device(name="n1"), Device(name="n2")], trials=24)
+    after = run(tmp_path, [Device(name="n1"), Device(name="n2")], trials=18)
     assert after[: len(before)] == before
     assert len({trial.number for trial in after}) == len(written(tmp_path)) == len(after)
 
@@ -287,10 +287,10 @@ def test_an_urgent_signal_drops_the_running_trials_alone(tmp_path: Path):
 
     second = Device(name="n2", before_measure=terminate)
     devices = [Device(name="n1", before_measure=while_searching(second)), second]
-    before = run(tmp_path, devices, lasting=True, trials=24)
-    assert len(before) < 24
+    before = run(tmp_path, devices, lasting=True, trials=18)
+    assert len(before) < 18
     assert devices[0].aborted or devices[1].aborted
-    after = run(tmp_path, [Device(name="n1"), Device(name="n2")], lasting=True, trials=24)
+    after = run(tmp_path, [Device(name="n1"), Device(name="n2")], lasting=True, trials=18)
     assert {trial.number for trial in before} <= {trial.number for trial in after}
     numbers = [trial.number for trial in after]
     assert len(set(numbers)) == len(numbers)
