@@ -33,7 +33,7 @@ def make(batch: int = 8192):
 def test_the_chosen_batch_trains_within_the_limit_and_eager_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("step.py").write_text(TEXT, encoding="utf-8")
-    result = autotune.tune("step.py:make", objective="batch", budget="150%", time="2m", trials=1, name="largest")
+    result = autotune.tune("step.py:make", objective="batch", budget="150%", time="3m", trials=1, name="largest")
     search = read_batch_search(Path("runs/largest"))
     assert search is not None
     assert search.chosen is not None
