@@ -17,7 +17,7 @@ def resume_results(
 ) -> dict[str, Any]:
     """Return stored results to continue, or `empty` with the facts of this session.
 
-    The facts of stored results stay those of the session that began them; this session is added to `CONTINUED`.
+    The facts of stored results stay those of the session that began them; `note_session` adds a session that measures.
 
     Args:
         path: file of the results.
@@ -36,8 +36,15 @@ def resume_results(
     for key, value in empty.items():
         if isinstance(value, str) and stored.get(key, value) != value:
             raise SystemExit(f"{path}: its {key} is {stored[key]}, not {value}; run the command with --fresh")
+    return stored
+
+
+def note_session(results: dict[str, Any], facts: Mapping[str, Any]) -> None:
+    """Add this session to `CONTINUED` before results that it measured are written, unless it began them or is there already."""
     session = {fact: facts[fact] for fact in SESSION_FACTS}
-    return stored | {CONTINUED: [*stored.get(CONTINUED, []), session]}
+    began = {fact: results.get(fact) for fact in SESSION_FACTS}
+    if session not in (began, *results.get(CONTINUED, ())):
+        results[CONTINUED] = [*results.get(CONTINUED, ()), session]
 
 
 def refuse_other_machine(path: Path, stored: Mapping[str, Any], facts: Mapping[str, Any]) -> None:

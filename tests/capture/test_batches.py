@@ -197,7 +197,7 @@ UNNOTED: dict[str, Callable[[str], float]] = {
     "an expression": lambda word: float(re.match(r"\d", word)[0]),
     "an array": lambda word: float(np.array([word]).astype(float)[0]),
 }
-"""Ways by functions in C, which call none."""
+"""Ways by functions written in C, which call no method of the word."""
 
 
 @pytest.mark.filterwarnings("ignore:batch.*changed")

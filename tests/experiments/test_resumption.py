@@ -8,7 +8,7 @@ import pytest
 
 from experiments.common.facts import format_origin
 from experiments.common.repository import name_commit
-from experiments.common.resumption import resume_results
+from experiments.common.resumption import note_session, resume_results
 
 MACHINE = {"kind": "cpu", "silicon": "a chip", "cores": 2, "torch": "2", "processors": 2, "memory_bytes": 100}
 
@@ -21,14 +21,15 @@ def facts(commit: str, silicon: str = "a chip") -> dict[str, object]:
 def test_results_keep_the_facts_of_their_first_session_and_name_the_later_ones(tmp_path: Path):
     path = tmp_path / "results.json"
     first = resume_results(path, facts("one"), {"runs": []})
+    note_session(first, facts("one"))
     path.write_text(json.dumps(first | {"runs": [1]}))
     second = resume_results(path, facts("two"), {"runs": []})
-    path.write_text(json.dumps(second))
-    third = resume_results(path, facts("one"), {"runs": []})
-    assert (third["runs"], third["commit"]) == ([1], "one")
-    assert [session["commit"] for session in third["continued"]] == ["two", "one"]
-    assert format_origin(third).endswith("Continued at commit two.")
-    assert "Continued" not in format_origin(first)
+    assert (second["runs"], second["commit"]) == ([1], "one")
+    assert "Continued" not in format_origin(second), "nothing was measured in it"
+    for commit in ("two", "two", "three", "one"):
+        note_session(second, facts(commit))
+    assert [session["commit"] for session in second["continued"]] == ["two", "three"]
+    assert format_origin(second).endswith("Continued at commit two, three.")
     assert resume_results(path, facts("two"), {"runs": []}, fresh=True) == facts("two") | {"runs": []}
 
 

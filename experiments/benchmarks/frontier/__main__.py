@@ -35,8 +35,9 @@ from experiments.benchmarks.frontier.peers import PEERS, Compiled
 from experiments.benchmarks.frontier.records import GLIBC, SHARES, SLOWER, fast_plans, make_budgets, timed_variants
 from experiments.benchmarks.frontier.summary import TRIED, draw_machines, summarize
 from experiments.common.commands import refuse_busy_machine
-from experiments.common.facts import collect_facts, is_same_machine
+from experiments.common.facts import collect_facts
 from experiments.common.result_file import write_result
+from experiments.common.resumption import refuse_other_machine
 from experiments.common.turns import describe_failure, remove_paths
 
 HERE = Path(__file__).parent
@@ -62,8 +63,7 @@ class ModelFrontier:
             stored = json.loads(self.path.read_text(encoding="utf-8"))
             if stored["arguments"] != to_json(self.record["arguments"]):
                 raise SystemExit(f"{self.path} is of other arguments: choose another --out, or take it away")
-            if not is_same_machine(stored["machine"], self.record["machine"]):
-                raise SystemExit(f"{self.path} is of another machine: choose another --out, or take it away")
+            refuse_other_machine(self.path, stored, self.record)
             for part in (*stored["peers"].values(), *stored["plans"].values(), *stored["sessions"]):
                 part.setdefault("commit", stored["commit"])
             facts = ("machine", "commit", "date", "command", "load_before")

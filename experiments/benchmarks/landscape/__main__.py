@@ -219,7 +219,7 @@ class RecordedNoise:
     bytes_off: tuple[float, ...]
     """Peak over the predicted one, less 1."""
     seconds_off: tuple[float, ...]
-    """Seconds over the predicted ones, divided by the median of the plans that have their ops' seconds from one profile."""
+    """Seconds over the predicted ones, divided by the median of the plans of the same capture, which share one profile."""
     ratios: tuple[tuple[float, ...], ...]
     """Rounds over eager's, divided by their median, in order of time, for each plan."""
 

@@ -21,7 +21,7 @@ from autotune.study.offline.replay import PLANNERS_ALONE, replay
 from autotune.study.verdicts.statistics import Interval, median_interval
 from experiments.common.facts import collect_facts, format_origin
 from experiments.common.result_file import write_result
-from experiments.common.resumption import resume_results
+from experiments.common.resumption import note_session, resume_results
 
 HERE = Path(__file__).parent
 TRIALS = 25
@@ -69,10 +69,11 @@ def main() -> None:
     for path in options.landscapes or sorted((HERE / "results").glob("*.json")):
         target = options.out / path.name
         empty = {"landscape": path.name, "recording": digest_file(path), "trials": TRIALS, "searches": {}}
-        results = resume_results(target, collect_facts(), empty, fresh=options.fresh, is_timed=False)
+        facts = collect_facts()
+        results = resume_results(target, facts, empty, fresh=options.fresh, is_timed=False)
         for variant in VARIANTS:
             if options.only is None or variant.name in options.only:
-                run_variant(path, variant, options.seeds, results, target)
+                run_variant(path, variant, options.seeds, results, target=target, facts=facts)
         draw(results, options.out / f"{path.stem}.png")
         summaries.append(summarize(results))
     (options.out / "summary.md").write_text("\n".join(summaries), encoding="utf-8")
@@ -84,7 +85,9 @@ def digest_file(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def run_variant(path: Path, variant: Variant, seeds: int, results: dict[str, Any], target: Path) -> None:
+def run_variant(
+    path: Path, variant: Variant, seeds: int, results: dict[str, Any], *, target: Path, facts: dict[str, Any]
+) -> None:
     """Replay the seeds that the results lack, and write each at once."""
     if variant.sampler == "cmaes" and find_spec("cmaes") is None:
         print("cmaes: the package cmaes is not installed: left out", file=sys.stderr)
@@ -96,6 +99,7 @@ def run_variant(path: Path, variant: Variant, seeds: int, results: dict[str, Any
         result = replay(landscape, variant.sampler, seed, TRIALS, priors=variant.priors, planners=variant.planners)
         gaps = [round(gap, 5) if math.isfinite(gap) else None for gap in result.fastest_gaps]
         searches.append({"gaps": gaps, "lost": list(result.lost), "requests": result.requests})
+        note_session(results, facts)
         write_result(target, results, {landscape.workload: landscape.graph})
 
 

@@ -19,7 +19,7 @@ from experiments.common.commands import exit_unfinished, run_to_end
 from experiments.common.facts import ROOT, collect_facts, format_origin
 from experiments.common.long_run import parse_paths
 from experiments.common.result_file import write_result
-from experiments.common.resumption import resume_results
+from experiments.common.resumption import note_session, resume_results
 
 HERE = Path(__file__).parent
 NIGHTS = 2
@@ -53,7 +53,8 @@ def run_nights(
         run: runs a command.
     """
     path, begun = out / "nights.json", work / "begun"
-    results = resume_results(path, facts(), {"nights": []})
+    session = facts()
+    results = resume_results(path, session, {"nights": []})
     for folder in (out, work):
         folder.mkdir(parents=True, exist_ok=True)
     for number in range(len(results["nights"]) + 1, NIGHTS + 1):
@@ -86,6 +87,7 @@ def run_nights(
         name = str(config.relative_to(ROOT)) if config.is_relative_to(ROOT) else config.name
         results["nights"].append({"seconds": seconds, "code": code, "resumed": is_resumed, **document, "config": name})
         copy_pages(work, document["night"], out / f"night-{number}")
+        note_session(results, session)
         write_result(path, results, read_graphs(results))
     write_text(out / "summary.md", summarize(results))
     return results

@@ -21,7 +21,7 @@ from typing import Any
 from experiments.common.commands import run_to_end
 from experiments.common.facts import ROOT, collect_facts, format_origin
 from experiments.common.result_file import write_result
-from experiments.common.resumption import resume_results
+from experiments.common.resumption import note_session, resume_results
 
 HERE = Path(__file__).parent
 
@@ -37,12 +37,14 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "results.json"
-    results = resume_results(path, collect_facts(), {"runs": []}, fresh=options.fresh)
+    facts = collect_facts()
+    results = resume_results(path, facts, {"runs": []}, fresh=options.fresh)
     limits = ["--time", options.time] if options.time else []
     for number in range(len(results["runs"]), options.runs):
         loaded = number >= options.runs - options.loaded
         print(f"run {number}{' beside a job that loads one core' if loaded else ''}", file=sys.stderr, flush=True)
         results["runs"].append(tune(options.config.resolve(), limits, loaded=loaded))
+        note_session(results, facts)
         write_result(path, results, {options.config.stem: results["runs"][-1].get("graph", "")})
     (options.out / "summary.md").write_text(summary(results), encoding="utf-8")
     print(summary(results))

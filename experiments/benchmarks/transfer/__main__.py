@@ -21,7 +21,7 @@ from experiments.common.commands import run_to_end
 from experiments.common.facts import ROOT, collect_facts, format_origin
 from experiments.common.long_run import parse_paths
 from experiments.common.result_file import write_result
-from experiments.common.resumption import resume_results
+from experiments.common.resumption import note_session, resume_results
 
 HERE = Path(__file__).parent
 MARGIN = 0.02
@@ -60,7 +60,8 @@ def run_tunings(
         run: runs a command.
     """
     path = out / "transfer.json"
-    results = resume_results(path, facts(), {"tunings": {}})
+    session = facts()
+    results = resume_results(path, session, {"tunings": {}})
     for folder in (out, work):
         folder.mkdir(parents=True, exist_ok=True)
     for name, threads in TUNINGS.items():
@@ -83,6 +84,7 @@ def run_tunings(
             "graph": read_graph(work / "runs" / name / "trials.jsonl"),
             "trials": read_trials(work / "runs" / name / "trials.jsonl"),
         }
+        note_session(results, session)
         write_result(path, results, {"workload": results["tunings"][name]["graph"]})
     write_text(out / "summary.md", summarize(results))
     return results
