@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.report.sqlite import without_waits_for_the_disk
+from tests.support.sqlite import without_waits_for_the_disk
 
 
 @pytest.fixture(scope="package", autouse=True)
