@@ -6,6 +6,7 @@ CONFIG ?= configs/resnet18.yaml
 ARGS ?=
 
 BIN := .venv/bin
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --root-user-action=ignore
 # one place says which torch: its line in pyproject.toml
 TORCH := $(shell sed -n 's/^ *"\(torch[<>=][^"]*\)",*$$/\1/p' pyproject.toml)
@@ -17,12 +18,12 @@ NO_CLUSTER = mkdir -p $(dir $(CLUSTERS)) && { [ -e $(CLUSTERS) ] || echo "create
 APT_INSTALL = DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends -o Dpkg::Options::=--force-confold
 
 .DELETE_ON_ERROR:
-.PHONY: help tune test lint unit slow docs site screenshots venv clean
+.PHONY: help tune test lint unit slow long programs docs site screenshots venv clean
 
 help:
 	@echo "make tune [CONFIG=configs/resnet18.yaml] [ARGS='--budget 512MiB']   tune a training step into its budget"
-	@echo "make test    lint, types, the site and all tests but those that need a GPU"
-	@echo "make lint    ruff and mypy alone; make unit the default tests; make slow the slow ones"
+	@echo "make test    lint, types, the site and all tests but the long ones and those that need a GPU"
+	@echo "make lint    ruff and mypy alone; make unit the default tests, make slow the slow ones, make long the long ones"
 	@echo "make docs    the documentation as a site in build/site, its generated pages included"
 	@echo "make screenshots   the pictures in docs/, from a study run for them: some minutes, chromium"
 	@echo "make venv    the environment of the tests alone; make clean takes it away, runs/ stay"
@@ -30,12 +31,11 @@ help:
 tune: .venv/zoo.stamp
 	@$(BIN)/autotune tune $(CONFIG) $(ARGS)
 
-# one recipe after the other, whatever -j says: tests measure memory
-test:
-	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory site
-	@$(MAKE) --no-print-directory unit
-	@$(MAKE) --no-print-directory slow
+# tests measure memory: they run alone, after what may run side by side
+test: .venv/dev.stamp
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint site programs
+	@$(MAKE) --no-print-directory --jobs 1 unit
+	@$(MAKE) --no-print-directory --jobs 1 slow
 
 # generate writes the pages that have a source elsewhere; site builds all pages, strictly
 docs: .venv/dev.stamp
@@ -51,17 +51,23 @@ lint: .venv/dev.stamp
 	$(BIN)/mypy
 
 unit: .venv/dev.stamp
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(PYTEST)
 
 # pytest exits 5 when no test bears the marker
-slow: .venv/dev.stamp
+slow: programs
+	$(PYTEST) -m "slow or browser" || [ $$? -eq 5 ]
+
+# not part of `make test`, which has to end within an hour on two slow cores
+long: programs
+	$(PYTEST) -m long
+
+programs: .venv/dev.stamp
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing chromium" && \
 		{ apt-get update && apt-get install -y --no-install-recommends chromium; } >/dev/null 2>&1 </dev/null; } || true
+	@command -v chromium >/dev/null || echo "no chromium: no browser tests"
 	@$(HAS_POSTGRES) || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing PostgreSQL, without a server of its own" && \
 		{ $(NO_CLUSTER) && apt-get update && $(APT_INSTALL) postgresql; } >/dev/null 2>&1 </dev/null; } || true
 	@$(HAS_POSTGRES) || echo "no PostgreSQL: no tests of a shared database; apt-get install postgresql"
-	@if command -v chromium >/dev/null; then marked="slow or browser"; else marked="slow"; echo "no chromium: no browser tests"; fi; \
-		echo "$(BIN)/pytest -n 2 --dist worksteal -m '$$marked'"; $(BIN)/pytest -n 2 --dist worksteal -m "$$marked" || [ $$? -eq 5 ]
 
 screenshots: .venv/dev.stamp
 	$(BIN)/python -m docs.screenshots

@@ -98,7 +98,7 @@ def test_an_allocator_that_is_not_here_is_named_with_its_package(monkeypatch: py
         run.preload_environment("jemalloc")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the arena is compiled with g++")
 def test_every_allocator_that_is_here_trains_the_same_bits(tmp_path: Path):
     others = [name for name, library in run.ALLOCATORS.items() if library and ctypes.util.find_library(library)]

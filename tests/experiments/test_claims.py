@@ -63,7 +63,7 @@ def test_committed_claims_are_those_of_the_committed_points(name: str, tmp_path:
 
 
 # `autotune reproduce --all` makes all of them again, in an hour; here the smallest network of each experiment
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "net", "budget"), [("dtr", "transformer", 1), ("echo", "translator", 2), ("monet", "vgg16", 2)]
 )
@@ -79,14 +79,14 @@ def test_the_smallest_network_takes_the_committed_bytes_and_time(name: str, net:
     assert regenerated == [committed[0], committed[1 + budget]]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_shallowest_network_of_sublinear_takes_the_committed_bytes_and_time():
     committed = read_rows(sublinear.POINTS, sublinear.DepthPoint)
     layers = min(sublinear.STAGES)
     assert sublinear.depth_points(layers) == [point for point in committed if point.layers == layers]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_number_of_model_olla_comes_out_again(tmp_path: Path):
     write(tmp_path, olla.claims())
     committed = read(CLAIMS / "model_olla")
@@ -94,7 +94,7 @@ def test_every_number_of_model_olla_comes_out_again(tmp_path: Path):
     assert_same_claims(read(tmp_path), committed)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_orders_of_nntrainer_come_out_again(tmp_path: Path):
     unfolded = order.reorder_bottlenecks(*order.capture_inference(folded=False))[1]
     inference = order.claims_of_inference(*order.reorder_bottlenecks(*order.capture_inference()), unfolded)

@@ -39,7 +39,7 @@ def recorded(request: pytest.FixtureRequest) -> tuple[Path, Landscape]:
     return request.param, read_landscape(request.param)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_search_is_within_2_percent_of_the_best_known_after_25_trials_and_loses_3_of_60_to_memory_at_most(recorded):
     found = replay(recorded[1], "auto", 0, 60)
     assert found.fastest_gaps[:25][-1] <= NEAR

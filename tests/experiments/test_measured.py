@@ -80,7 +80,7 @@ def test_an_overhead_that_was_measured_says_beside_what_and_where(name: str):
         assert ("in turns" in claim.conditions) == (claim.kind == "measured"), claim.text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_plan_is_run_beside_eager_and_keeps_its_share():
     overhead = measured.measure_plan(f"{WORKLOADS}:wide", {"batch": 1 << 15}, 0.9)
     assert overhead.samples == measured.SAMPLES

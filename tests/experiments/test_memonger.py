@@ -59,7 +59,7 @@ def test_the_committed_claims_are_what_the_stored_numbers_give(tmp_path):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_resnet_50_at_batch_32_takes_the_bytes_that_are_stored():
     graph = run.capture_resnet50(batch=32, size=224)
     for name, plan in run.build_plans(graph).items():
@@ -67,7 +67,7 @@ def test_resnet_50_at_batch_32_takes_the_bytes_that_are_stored():
     assert without_seconds(run.measure_larger_batch(32, 224)) == without_seconds(STORED["larger"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_segmentation_net_takes_the_bytes_that_are_stored():
     assert without_seconds(run.measure_segmentation(run.SEGMENTED)) == without_seconds(STORED["segmentation"])
 

@@ -29,7 +29,7 @@ def deep() -> Any:
     return graph, Costs((1.0,) * len(graph.ops), (0,) * len(graph.ops), stores)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_the_thread_s_table_counts_what_really_moved(overlapped: bool, tmp_path: Path):
     run = table.measure(
@@ -109,7 +109,7 @@ def test_every_window_sends_away_all_it_can_and_a_ramdisk_gets_the_same_values(d
     assert peak_bytes(graph, media["ramdisk"], costs) > peak_bytes(graph, media["ssd"], costs)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_alone_and_together_each_keeps_to_its_own_means(deep: Any):
     graph, costs = deep
     for name, plan, budget in offload.plans_to_measure("joint", graph, costs):
@@ -139,7 +139,7 @@ def test_a_step_is_compared_with_those_beside_it():
     assert alternate.summarize_steps(found, "none")["hidden"] is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_plans_alternate_in_one_process_each_between_two_of_the_first(tmp_path: Path):
     arguments = {"batch": 2, "size": 32}
     graph = capture(load_workload("resnet18", arguments)).graph

@@ -77,7 +77,7 @@ def minor_versions(file: str) -> set[str]:
         pytest.param(
             *row,
             id="-".join(filter(None, (row[0], row[1], row[3]))),
-            marks=[] if row[0] == QUICK else [pytest.mark.slow],
+            marks=[] if row[0] == QUICK else [pytest.mark.long],
         )
         for row in recorded_graphs()
     ],

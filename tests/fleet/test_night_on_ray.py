@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.measure.harness.test_run import WORKLOADS
+from tests.support.checkout import BRIEF, environment
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("cluster")]
 
 FLEET = """
 classes:
@@ -24,8 +25,8 @@ entries:
 
 
 def run_night(place: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "autotune", "nightly", "night.yaml", "--fleet", "fleet.yaml", "--json"]
-    process = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", BRIEF, "nightly", "night.yaml", "--fleet", "fleet.yaml", "--json"]
+    process = subprocess.run(command, cwd=place, env=environment(), capture_output=True, text=True, check=False)
     assert process.stdout, process.stderr[-2000:]
     document: dict[str, Any] = json.loads(process.stdout)
     return document

@@ -19,7 +19,7 @@ from autotune.records.measurement import Outcome
 from autotune.testing.runner_contract import wait_for_death
 from tests.measure.harness.test_run import WORKLOADS
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("cluster")]
 
 
 def configured(directory: Path) -> Config:
@@ -63,6 +63,9 @@ def test_every_engine_measures_what_this_process_does_and_a_killed_far_end_leave
         assert runner.facts is not None
         assert runner.facts.nice == 0
         assert "OMP_NUM_THREADS" not in {*runner.facts.environment} - {*os.environ}
+        if engine != "ray":  # the contract kills far ends of each engine, without a harness behind them
+            runner.close()
+            continue
         runner.renew()  # the next measurement starts processes, which takes longer than the kill waits
         workers: list[int] = []
         threading.Timer(0.5, kill_far_end, (runner, workers)).start()

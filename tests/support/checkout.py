@@ -29,6 +29,14 @@ BRIEF = "\n".join(
     )
 )
 """The command line with the constants of `ONE_ROUND`."""
+SIMULATED = "\n".join(
+    (
+        "import autotune.measure.harness, tests.support.simulated as simulated",
+        "autotune.measure.harness.Harness = simulated.SimulatedHarness",
+        BRIEF,
+    )
+)
+"""`BRIEF` with simulated measurements."""
 
 
 def environment() -> dict[str, str]:

@@ -23,7 +23,7 @@ from docs import generate
 from experiments.benchmarks.frontier import summary as frontier
 from experiments.benchmarks.frontier.records import ratios_by_round
 from experiments.benchmarks.tuned import gains
-from tests.support.checkout import BRIEF
+from tests.support.checkout import BRIEF, SIMULATED
 from tests.system.figures import MEASURED_ROW
 
 ROOT = Path(__file__).parents[2]
@@ -199,7 +199,7 @@ def test_the_picture_shows_two_plans_by_role_under_the_budget():
 
 
 @pytest.fixture
-def workplace(tmp_path: Path) -> Path:
+def workplace(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """A directory in which the commands of a page run this checkout: the files that git lists, and programs on the PATH."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
@@ -211,8 +211,11 @@ def workplace(tmp_path: Path) -> Path:
             shutil.copy2(ROOT / name, place / name)
     binaries = place / ".venv" / "bin"
     binaries.mkdir(parents=True)
-    (binaries / "python").write_text(f'#!/bin/sh\nPYTHONPATH="{place}" exec "{sys.executable}" "$@"\n')
-    (binaries / "autotune").write_text(f'#!/bin/sh\nexec "{binaries}/python" -c {shlex.quote(BRIEF)} "$@"\n')
+    page: Path = request.getfixturevalue("page")
+    command = BRIEF if page.name == "README.md" else SIMULATED  # each study that measures takes a minute
+    # the packages of the copy come first, and the tests' own from here
+    (binaries / "python").write_text(f'#!/bin/sh\nPYTHONPATH="{place}:{ROOT}" exec "{sys.executable}" "$@"\n')
+    (binaries / "autotune").write_text(f'#!/bin/sh\nexec "{binaries}/python" -c {shlex.quote(command)} "$@"\n')
     (binaries / "pip").write_text("#!/bin/sh\nexit 0\n")  # what it would install is what the tests run with
     for script in binaries.iterdir():
         script.chmod(0o755)

@@ -1,6 +1,5 @@
-"""A study on compiled regions, in real processes: interrupted, resumed, measured, and trained with."""
+"""A study on compiled regions, in real processes: interrupted, resumed, and trained with."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -89,9 +88,4 @@ def test_a_study_on_regions_is_interrupted_and_resumed_and_its_plan_trains(tmp_p
     assert plan.measurement is not None
     assert plan.measurement.verified
 
-    measure = ("-m", "autotune", "measure", str(path), "--store", "ssd=disk", "--json")
-    no_compiler = {"CXX": "/bin/false"}  # no later process compiles anything
-    measured = json.loads(run(*measure, here=tmp_path, **no_compiler))["measurement"]
-    assert measured["outcome"] == "ok"
-    assert measured["verified"]
-    run("train.py", str(path), here=tmp_path, **no_compiler)
+    run("train.py", str(path), here=tmp_path, CXX="/bin/false")  # no later process compiles anything

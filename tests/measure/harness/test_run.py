@@ -163,23 +163,12 @@ def test_tensors_of_a_few_pages_take_what_the_simulator_says_from_the_first_step
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("reference", "arguments", "update"),
-    [
-        (f"{WORKLOADS}:wide", {"batch": 256, "width": 1024}, "with_gradient"),
-        ("resnet18", {"batch": 4, "size": 128}, "at_end"),
-    ],
-    ids=["wide", "resnet18"],
-)
-def test_weights_leave_for_the_store_and_come_back_under_the_harness(
-    tmp_path: Path, reference: str, arguments: dict[str, int], update: str
-) -> None:
+def test_weights_leave_for_the_store_and_come_back_under_the_harness(tmp_path: Path) -> None:
     offload = {"planner": "window", "store": "ssd", "window": 1, "share": 1.0, "what": "all"}
-    workload = WorkloadRef(reference, arguments)
-    with Harness(Spec(workload, tmp_path / "logs", samples=2, stores={"ssd": tmp_path})) as runner:
+    with harness(tmp_path, "wide", {"batch": 256, "width": 1024}, stores={"ssd": tmp_path}) as runner:
         prepared = runner.prepare()
         graph = prepared.graph
-        planners = {"offload": offload, "update": {"planner": update}, "allocator": {"planner": "arena"}}
+        planners = {"offload": offload, "update": {"planner": "with_gradient"}, "allocator": {"planner": "arena"}}
         plan = make_plan(graph, planners, 0, prepared.costs)
         predicted = simulate(graph, lower(graph, plan), prepared.costs)
         seen = runner.measure(plan)
