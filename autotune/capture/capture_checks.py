@@ -1,9 +1,9 @@
 """Refuse steps that a captured graph would run differently from eager: hooks, gradients of the batch, checkpoints."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,12 @@ from torch import fx
 
 from autotune.capture.fx_nodes import tensor_storage
 from autotune.capture.signature import has_hooks
+from autotune.capture.values.batch_branches import memory_of, written_nodes
+from autotune.capture.values.constant_values import DRAWS
 from autotune.errors import CaptureError
+
+if TYPE_CHECKING:
+    from autotune.capture.program import Program
 
 
 def refuse_gradients_of_the_batch(tensors: list[torch.Tensor]) -> None:
@@ -22,6 +27,22 @@ def refuse_gradients_of_the_batch(tensors: list[torch.Tensor]) -> None:
             raise CaptureError(
                 f"batch.{position} {problem}, and a captured step computes gradients of parameters only; pass it detached"
             )
+
+
+def refuse_layouts(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raise CaptureError for a sparse or nested tensor: a captured step has dense ones alone."""
+    for name, tensor in tensors:
+        if not is_dense(tensor):
+            kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.").replace("_", " ")
+            raise CaptureError(
+                f"{name} is a {kind} tensor, and a captured step has dense ones alone; convert it with to_dense() or by padding, "
+                "or train without a plan"
+            )
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has strides, and one shape."""
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def refuse_parameter_hooks(model: torch.nn.Module) -> None:
@@ -96,6 +117,35 @@ def refuse_part_views(node: fx.Node, results: Iterable[torch.Tensor], storages: 
         )
 
 
+class MemoryCheck:
+    """Refuse calls of a captured step whose tensors share memory that it writes: they may have come to do so since the capture."""
+
+    def __init__(self, program: "Program") -> None:
+        ops = program.graph.ops
+        self._program = program
+        self._written = {value for op in ops for value in op.writes}
+        self._used = self._written.union(*(op.inputs for op in ops))
+        self._static = {value: tensor for value, tensor in program.tensors.items() if value in self._used}
+        self._places: list[int] = []
+        """Addresses of the static tensors in the last call that was checked in full."""
+        self._storages: set[int] = set()
+
+    def refuse(self, batch: Sequence[torch.Tensor]) -> None:
+        """Raise CaptureError for two tensors in the same bytes, of the model, the batch or from outside, where the step writes one."""
+        places = [tensor.data_ptr() for tensor in self._static.values()]
+        free = {value: read() for value, read in self._program.free}
+        passed = dict(zip(self._program.batch, batch, strict=True)) | free
+        if places == self._places and self._storages.isdisjoint(map(tensor_storage, passed.values())):
+            return
+        values = self._program.graph.values
+        refuse_shared_memory(
+            (values[v].name, tensor, v in self._written)
+            for v, tensor in (self._static | passed).items()
+            if v in self._used
+        )
+        self._places, self._storages = places, set(map(tensor_storage, self._static.values()))
+
+
 class _Span(NamedTuple):
     """Bytes of a storage between the first and the last of a tensor."""
 
@@ -156,27 +206,34 @@ def refuse_checkpoints_that_write(forward: fx.GraphModule) -> None:
 
     for node in forward.graph.find_nodes(op="call_function", target=tag_activation_checkpoint):
         body: fx.GraphModule = getattr(forward, str(node.args[0].target))
-        writers = [_target_name(inner) for inner in body.graph.nodes if _writes_input(inner)]
+        writers = list(_writers_of_inputs(body.graph))
         if writers:
             name = "batch_norm" if "batch_norm" in writers else writers[0]
             raise CaptureError(
                 f"a checkpoint contains {name}, which changes a buffer: eager changes it again as it recomputes, and a captured "
                 "step does not; leave torch.utils.checkpoint out, as a plan chooses what to recompute, or that layer out of it"
             )
+        names = [_target_name(inner) for inner in body.graph.nodes]
+        drawing = [name for name in names if DRAWS.search(name) and "empty" not in name]
+        if drawing and node.kwargs.get("preserve_rng_state") is False:
+            raise CaptureError(
+                f"a checkpoint with preserve_rng_state=False contains {drawing[0]}: eager draws other numbers as it recomputes, and "
+                "a captured step does not; leave preserve_rng_state out"
+            )
 
 
-def _writes_input(node: fx.Node) -> bool:
-    """Return whether an op of a checkpoint's body changes a tensor from outside of it."""
-    written = node.args[0] if node.args else None
-    if node.target is torch.nn.functional.batch_norm:
-        written, trains = (
-            [*node.args, None, None][1],
-            node.args[5] if len(node.args) > 5 else node.kwargs.get("training"),
-        )
-        return bool(trains) and isinstance(written, fx.Node)
-    name = _target_name(node)
-    in_place = node.op in ("call_method", "call_function") and name.endswith("_") and not name.endswith("__")
-    return in_place and isinstance(written, fx.Node) and written.op == "placeholder"
+def _writers_of_inputs(body: fx.Graph) -> Iterator[str]:
+    """Yield the names of ops of a checkpoint's body that change a tensor from outside of it, or a part of one."""
+    inputs = body.find_nodes(op="placeholder")
+    memories = {memory for node in inputs if (memory := memory_of(node)) is not None}
+    for node in body.nodes:
+        name = _target_name(node)
+        if name in ("batch_norm", "instance_norm"):
+            told = node.kwargs.get("training", node.kwargs.get("use_input_stats", name == "instance_norm"))
+            if not (node.args[5] if len(node.args) > 5 else told):
+                continue
+        if any(each.op == "placeholder" or memory_of(each) in memories for each in written_nodes(node)):
+            yield name
 
 
 def _target_name(node: fx.Node) -> str:

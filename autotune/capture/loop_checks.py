@@ -2,11 +2,37 @@
 
 import os
 import sys
+import threading
+from collections import namedtuple
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+from torch.utils import _pytree as pytree
 
 from autotune.capture.program import Program
 from autotune.errors import CaptureError, ConfigError
+
+
+class _Captures:
+    """Captures of this process, one at a time."""
+
+    def __init__(self) -> None:
+        self.lock, self.running = threading.RLock(), 0
+
+
+_CAPTURES = _Captures()
+
+
+@contextmanager
+def one_capture() -> Iterator[None]:
+    """Let one thread capture at a time: meanwhile the tracer turns autograd's anomaly mode on, for the whole process."""
+    with _CAPTURES.lock:
+        _CAPTURES.running += 1
+        try:
+            yield
+        finally:
+            _CAPTURES.running -= 1
 
 
 def refuse_modes(*, trains: bool) -> None:
@@ -28,7 +54,7 @@ def refuse_modes(*, trains: bool) -> None:
 
 def refuse_anomaly_mode() -> None:
     """Raise ConfigError for autograd's anomaly mode, which finds nothing in a step that runs without autograd."""
-    if torch.is_anomaly_enabled():
+    if torch.is_anomaly_enabled() and not _CAPTURES.running:
         raise ConfigError(
             "torch.autograd's anomaly mode is on, but a planned step runs without autograd; turn the mode off, or find the "
             "anomaly with loss_fn(model, batch).backward()"
@@ -74,6 +100,15 @@ def refuse_no_gradient(program: Program, name: str) -> None:
         raise CaptureError(
             f"the loss of {name} has no gradient, so backward fails in plain PyTorch too; look for detach(), no_grad, or "
             "parameters that do not require a gradient"
+        )
+
+
+def refuse_result(spec: pytree.TreeSpec) -> None:
+    """Raise CaptureError for a loss function that returns neither the loss nor a tuple that begins with it."""
+    if not spec.is_leaf() and spec.type not in (tuple, namedtuple):
+        raise CaptureError(
+            f"the loss function returns a {spec.type.__name__}, whose backward() fails in plain PyTorch too; return the loss, or "
+            "a tuple of the loss and further results"
         )
 
 

@@ -41,7 +41,7 @@ class Signature:
     structure: Node
     """Containers of the batch."""
     tensors: int
-    """Hash of the model's parameters and buffers as objects, with dtype, device and whether each is trained."""
+    """Hash of the model's parameters and buffers as objects, with form and device, and whether each is trained."""
     modes: tuple[bool, ...]
     """`training` of each module."""
     keeps_gradients: str
@@ -86,7 +86,8 @@ def read_model_state(model: torch.nn.Module, trained: set[int], loss_fn: object 
             if parameter is not None:
                 key = id(parameter)
                 trains = parameter.requires_grad and key in trained
-                parts.append((key, parameter.dtype, parameter.device, trains))
+                # Dynamo guards the shape itself, a step that it refused does not
+                parts.append((key, parameter.dtype, parameter.device, trains, parameter.shape, parameter.stride()))
                 has_any_hook = has_any_hook or has_hooks(parameter)
         # a model that goes to another device or dtype and back has other buffers, but the same parameters
         parts.extend(id(buffer) for buffer in module._buffers.values())

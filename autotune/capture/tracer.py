@@ -21,17 +21,18 @@ from autotune.capture import autocast
 from autotune.capture.capture_checks import (
     refuse_checkpoints_that_write,
     refuse_gradients_of_the_batch,
+    refuse_layouts,
     refuse_parameter_hooks,
     refuse_reentrant_checkpoints,
 )
 from autotune.capture.eager_kernels import eager_kernels
 from autotune.capture.joint_graph import JointTrace
-from autotune.capture.loop_checks import refuse_no_gradient
+from autotune.capture.loop_checks import one_capture, refuse_no_gradient, refuse_result
 from autotune.capture.optimizers.loop_ops import apply_loop
 from autotune.capture.program import Program, round_values
 from autotune.capture.python.python_trace import PythonTrace, trace_python
 from autotune.capture.python.recorded_run import record_step
-from autotune.capture.python.side_effects import SideEffectWarning, refuse_read_side_effects, settle
+from autotune.capture.python.side_effects import SideEffectWarning, changed_sources, refuse_read_side_effects, settle
 from autotune.capture.python.step_module import StepModule
 from autotune.capture.python.step_trace import StepTrace
 from autotune.capture.rewrites import batch_norm, clamp, dropout, recurrent, slices
@@ -87,7 +88,14 @@ def capture(
     step = StepModule(workload)
     devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
     tensors = separate_aliases(tensors)
-    with _silence_tracer(), _restore_modes(), torch.random.fork_rng(devices=sorted(devices)), ExitStack() as stack:
+    refuse_layouts([*workload.model.named_parameters(), *workload.model.named_buffers()])
+    with (
+        one_capture(),
+        _silence_tracer(),
+        _restore_modes(),
+        torch.random.fork_rng(devices=sorted(devices)),
+        ExitStack() as stack,
+    ):
         with _restore_tensors(step):
             trains = gradients or workload.optimizer is not None
             trace = _trace(stack, step, tensors, name, _Options(dynamic, way, trains))
@@ -118,6 +126,7 @@ def capture(
             program = apply_loop(program, workload.loop)
     if gradients or workload.optimizer is not None:
         refuse_no_gradient(program, name)
+        refuse_result(program.result_spec)
     for changed, line in trace.unrepeated:
         warnings.warn(
             f"{changed} changes in the step{line}; a captured step does not repeat that change, so do it between steps if "
@@ -284,7 +293,7 @@ def _trace_with_dynamo(
             for effect in unrepeated
             if effect.line or effect.is_on_loss_function  # libraries keep caches and the like, but not there
         ),
-        make_guards=lambda: python_trace.guards_without(frozenset(effect.source for effect in unrepeated)),
+        make_guards=lambda: python_trace.guards_without(*changed_sources(unrepeated, sources)),
         attached=_find_attached(python_trace.forward),
         recorded=False,
     )

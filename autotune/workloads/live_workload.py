@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from autotune.errors import ConfigError
+from autotune.workloads.batch import batch_tensors
 from autotune.workloads.workload import Workload
 
 _FACTORY_HINT = "write a factory that returns autotune.Workload, run: autotune tune file.py:factory, and pass plan='plans/NAME.json'"
@@ -128,7 +128,7 @@ def thread_count() -> int:
 
 
 def _device(workload: Workload) -> torch.device:
-    tensors = (*workload.model.parameters(), *pytree.tree_leaves(workload.batch))
+    tensors = (*workload.model.parameters(), *batch_tensors(workload.batch))
     return next((tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor)), torch.device("cpu"))
 
 

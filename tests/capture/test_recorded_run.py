@@ -368,3 +368,39 @@ def test_a_step_is_not_valid_for_a_container_that_becomes_another_value(first: A
                 assert torch.equal(step(ours.batch), eager_step(other)[0])
                 assert step.is_eager == (value is not first)
     assert worst_difference(tensors(ours), tensors(other)) == 0.0
+
+
+def test_weights_that_change_their_form_are_captured_again():
+    """Dynamo guards the form of weights, a recorded step does not: dropout draws its mask in the layout of its input."""
+
+    class Refused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Dropout(0.5), nn.Conv2d(8, 4, 3))
+
+        def forward(self, images: Tensor) -> Tensor:
+            torch._dynamo.graph_break()
+            return self.body(images)
+
+    def loss_fn(model: nn.Module, images: Tensor) -> Tensor:
+        return model(images).square().mean()
+
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(Refused())
+    images = torch.randn(2, 3, 8, 8)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    step = TrainStep(models[0], loss_fn, optimizers[0], images)
+    assert step._selector.first.recorded
+    for number in range(4):
+        if number == 2:
+            for model in models:
+                model.to(memory_format=torch.channels_last)
+        torch.manual_seed(number)
+        optimizers[1].zero_grad()
+        loss = loss_fn(models[1], images)
+        loss.backward()
+        optimizers[1].step()
+        torch.manual_seed(number)
+        assert torch.equal(step(images), loss.detach())

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.capture.fake.fake_workload import fake_tensors
 from autotune.capture.optimizers.loop_updates import MAX_NORM
+from autotune.workloads.batch import batch_tensors
 from autotune.workloads.factory import load_workload
 from autotune.workloads.workload import Workload, infer
 
@@ -76,7 +77,7 @@ def count_eager_bytes(workload: Workload) -> int:
     counter = LiveBytesCounter()
     state = workload.optimizer.state if workload.optimizer is not None else {}
     counter.count([
-        list(workload.model.parameters()), list(workload.model.buffers()), workload.batch, list(state.values()),
+        list(workload.model.parameters()), list(workload.model.buffers()), batch_tensors(workload.batch), list(state.values()),
     ])  # fmt: skip
     with counter:
         _run_step(workload, counter)

@@ -43,7 +43,7 @@ class PythonTrace:
     forward: fx.GraphModule
     """Module of the graph: takes the batch's tensors, then one tensor for each free input."""
     free: tuple[FreeInput, ...]
-    guards_without: Callable[[frozenset[str]], Guards]
+    guards_without: Callable[[frozenset[str], frozenset[str]], Guards]
     """Function that builds the guards, without those on some sources and their parts."""
     sources: Sources
     """Reader of the sources' values."""
@@ -113,13 +113,13 @@ def trace_python(step: StepModule, tensors: list[torch.Tensor], dynamic: frozens
     graph = output.output_graph
     sources = Sources(step, output.f_globals)
 
-    def guards_without(names: frozenset[str]) -> Guards:
+    def guards_without(names: frozenset[str], alone: frozenset[str]) -> Guards:
         # with recursive tags, which older versions use by default, changes in closures and classes go unnoticed
         complete = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False, use_recursive_dict_tags_for_guards=False)
         # torch times each set of guards for a log, with all caches flushed: a sixth of a small capture
         untimed = mock.patch.object(torch._dynamo.guards, "profile_guard_manager", return_value=0.0)
         with complete, untimed, get_metrics_context(), dynamo_timed("guards"):
-            manager = output.build_guards(step.forward.__code__, _hooks(names)).guard_manager
+            manager = output.build_guards(step.forward.__code__, _hooks(names, alone)).guard_manager
             return Guards(manager, sources, tuple(branches))
 
     inputs = graph.export_metadata.graph_input_idx_to_local_source
@@ -155,8 +155,8 @@ def _logger_methods() -> set[Callable[..., Any]]:
     return methods.union(torch._dynamo.config.ignore_logger_methods)
 
 
-def _hooks(names: frozenset[str]) -> Any:
-    """Return hooks that drop guards on these sources and on parts of them; None without sources."""
+def _hooks(names: frozenset[str], alone: frozenset[str]) -> Any:
+    """Return hooks that drop guards on sources: on `names` and their parts, on `alone` without parts. None without sources."""
     from torch._dynamo.hooks import Hooks
     from torch._dynamo.types import GuardFilterEntry
 
@@ -164,9 +164,9 @@ def _hooks(names: frozenset[str]) -> Any:
 
     def keep(entries: Sequence[GuardFilterEntry]) -> list[bool]:
         full = [entry.orig_guard.name for entry in entries]
-        return [name not in names and not name.startswith(parts) for name in full]
+        return [name not in names and name not in alone and not name.startswith(parts) for name in full]
 
-    return Hooks(guard_filter_fn=keep) if names else None
+    return Hooks(guard_filter_fn=keep) if names or alone else None
 
 
 def _live(forward: fx.GraphModule) -> fx.Graph:

@@ -26,6 +26,7 @@ from autotune.capture.python.state_places import CONTAINERS, Change, StateReads,
 from autotune.capture.python.state_reads import Recorder
 from autotune.capture.python.step_module import StepModule
 from autotune.capture.python.step_trace import StepTrace
+from autotune.capture.python.unrecorded import refuse_iterators, refusing_unrecorded, user_place
 from autotune.capture.python.words import Words
 from autotune.capture.rewrites.recurrent import annotate_call
 from autotune.capture.values import ctc_loss
@@ -120,7 +121,10 @@ def _observe(
                 torch.autograd.grad(loss, leaves, allow_unused=True)
 
     try:
-        with as_eager_decides(tensors), recorder.recording() as reads, _compiling(), _in_backward(swap), mode, swap:
+        with (
+            as_eager_decides(tensors), recorder.recording() as reads, refusing_unrecorded(), _compiling(), _in_backward(swap),
+            mode, swap,
+        ):  # fmt: skip
             _explained(run, name)
     finally:
         step.constants[:] = own
@@ -133,6 +137,7 @@ def _refuse(reads: StateReads, name: str) -> None:
             f"{name} draws random numbers from {reads.draws}, and a captured step would repeat the first ones; draw with "
             "torch.rand, or draw before the step and pass the numbers in the batch as tensors"
         )
+    refuse_iterators(reads)
     change = next((change for change in reads.changes if change.is_read), None)
     if change is not None:
         raise CaptureError(_refusal_of_change(change))
@@ -180,6 +185,12 @@ class _Swap(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._swap, (args, kwargs or {}))
         self.calls.append(getattr(func, "__name__", ""))
+        is_data_assigned = getattr(func, "__self__", None) is torch.Tensor.data and self.calls[-1] == "__set__"
+        if is_data_assigned and any(args[0] is fake for fake in self.fakes.values()):
+            raise CaptureError(
+                f"the step assigns the .data of a parameter or a buffer{user_place()}, and a captured step does not repeat that; "
+                "change it in place: .copy_(...)"
+            )
         if self.recomputes and self._writes_buffer(func, args, kwargs):
             raise CaptureError(
                 f"a checkpoint contains {self.calls[-1]}, which changes a buffer: eager changes it again as it recomputes, and a "

@@ -6,7 +6,7 @@ change, such as a counter for a log, is reported once.
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from autotune.capture.python.guards import Sources
+from autotune.capture.python.state_places import is_same
 from autotune.errors import CaptureError
 from autotune.workloads.factory import innermost_user_line
 
@@ -238,6 +239,35 @@ def _is_read(effect: SideEffect, traced: TracedReads, retrace: Retrace) -> bool:
     with _assign(traced.sources, name, effect.after + 7):
         again = retrace(frozenset((name,)))
     return name in again.read or name in again.constants or again.branches
+
+
+def changed_sources(effects: Iterable[SideEffect], sources: Sources) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the sources whose guards an unread change invalidates: with all their parts, and without them.
+
+    Of a container, only the keys that the step changes lose the guards on their content.
+    """
+    whole: set[str] = set()
+    alone: set[str] = set()
+    for effect in effects:
+        before = sources.value(effect.source) if effect.container and sources.exists(effect.source) else None
+        keys = _changed_content(before, effect.after) if effect.container else None
+        if keys is None:
+            whole.add(effect.source)
+        else:
+            alone.add(effect.source)
+            whole.update(f"{effect.source}[{key!r}]" for key in keys)
+    return frozenset(whole), frozenset(alone)
+
+
+def _changed_content(before: Any, after: Any) -> list[Any] | None:
+    """Return the keys or positions whose content differs; None where that cannot be told."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return [key for key in {**before, **after} if key not in before or not is_same(before[key], after.get(key))]
+    if isinstance(before, (list, deque)) and isinstance(after, (list, tuple, deque)):
+        common = min(len(before), len(after))
+        differing = [i for i in range(common) if not is_same(before[i], after[i])]
+        return [*differing, *range(common, max(len(before), len(after)))]
+    return None
 
 
 def settle(traced: Trace, retrace: Callable[[], Trace]) -> Trace:

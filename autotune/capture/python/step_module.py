@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from autotune.capture.capture_checks import is_dense, refuse_layouts
 from autotune.workloads.batch import FlatBatch, flatten_batch, ignores_list_type, make_build
 from autotune.workloads.workload import LossFn, Workload, infer
 
@@ -32,7 +33,7 @@ class StepModule(torch.nn.Module):
         batch = self._build(tensors, self.constants)
         if self.loss_fn is not None:
             result = self.loss_fn(self.model, batch)
-            return (result[0], *_detach(result[1:])) if isinstance(result, tuple) else result
+            return like_tuple(result, (result[0], *_detach(result[1:]))) if isinstance(result, tuple) else result
         return infer(self.model, batch)
 
     def spell(self, source: str) -> str:
@@ -46,8 +47,19 @@ class StepModule(torch.nn.Module):
 
 
 def flatten_for_step(batch: Any, loss_fn: LossFn | None) -> FlatBatch:
-    """Return the parts of a batch; a list counts as a tuple where the loss function cannot distinguish them."""
-    return flatten_batch(batch, list_as_tuple=type(batch) is list and ignores_list_type(loss_fn))
+    """Return the parts of a batch; a list counts as a tuple where the loss function cannot distinguish them.
+
+    Raises CaptureError for a sparse or nested tensor.
+    """
+    flat = flatten_batch(batch, list_as_tuple=type(batch) is list and ignores_list_type(loss_fn))
+    if not all(map(is_dense, flat.tensors)):
+        refuse_layouts(zip(flat.names()[0], flat.tensors, strict=True))
+    return flat
+
+
+def like_tuple(template: tuple[Any, ...], values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the values as a tuple of the template's type, where that is a named one."""
+    return type(template)(*values) if hasattr(template, "_fields") else values
 
 
 def _detach(tree: Any) -> Any:

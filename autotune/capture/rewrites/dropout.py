@@ -29,8 +29,23 @@ def draw_over(data: torch.Tensor, p: float) -> torch.Tensor:
     return torch.empty_like(data).bernoulli_(p)
 
 
+def draw_normal_over(data: torch.Tensor, mean: float = 0.0, std: float = 1.0) -> torch.Tensor:
+    """Draw normal numbers for a part of a tensor, as `normal_` does: one by one, where a whole tensor is drawn in groups."""
+    drawn = torch.empty_strided(data.shape, data.stride(), dtype=data.dtype, device=data.device)
+    return drawn.normal_(mean, std).contiguous()
+
+
 def draw_in_layout(graph: fx.Graph) -> None:
     """Let draws that eager makes in place keep the layout of what they overwrite."""
+    for node in graph.find_nodes(op="call_function", target=aten.normal_functional.default):
+        data, result = node.args[0], node.meta.get("val")
+        example = data.meta.get("val") if isinstance(data, fx.Node) else None
+        is_part = isinstance(example, torch.Tensor) and not torch._prims_common.is_non_overlapping_and_dense_or_false(
+            example
+        )
+        if is_part and isinstance(result, torch.Tensor) and result.is_contiguous() and result.device.type == "cpu":
+            node.target = draw_normal_over
+            node.kwargs = {key: value for key, value in node.kwargs.items() if key != "generator"}
     for node in graph.find_nodes(op="call_function", target=aten.bernoulli.p):
         if node.meta.get("custom", {}).get(IN_PLACE) is aten.bernoulli_.float:
             node.target = draw_over
@@ -102,7 +117,7 @@ def _insert(graph: fx.Graph, node: fx.Node, target: Any, args: tuple[Any, ...], 
 
 def draws(target: Any, args: Any, kwargs: Any) -> bool:
     """Return whether an op draws from the generator: PyTorch tags it so, and its probability is not zero."""
-    if target in (draw_mask, draw_over):
+    if target in (draw_mask, draw_over, draw_normal_over):
         return True
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False

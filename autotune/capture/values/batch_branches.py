@@ -15,7 +15,9 @@ from unittest import mock
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
 
+from autotune.capture.values.constant_values import DRAWS, WITH_STATISTICS, writes
 from autotune.workloads.factory import innermost_user_line
 
 _TRACING_CHECKS = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils")
@@ -204,17 +206,18 @@ def _copy_condition(condition: fx.Node, graph: fx.Graph, inputs: list[int]) -> b
     for node in reversed(condition.graph.nodes):
         if node in behind:
             behind.update(node.all_input_nodes)
+    memories = {memory for node in behind if (memory := memory_of(node)) is not None}
     copies: dict[fx.Node, fx.Node] = {}
     for node in condition.graph.nodes:
         if node not in behind:
-            if _writes(node) and any(source in behind for source in node.all_input_nodes):
+            if any(each in behind or memory_of(each) in memories for each in written_nodes(node)):
                 return False
         elif node.op == "placeholder":
             if (position := _batch_position(node)) is None:
                 return False
             inputs.append(position)
             copies[node] = graph.placeholder(node.name)
-        elif node.op in ("call_function", "call_method") and not _writes(node) and not _draws(node):
+        elif node.op in ("call_function", "call_method") and not written_nodes(node) and not _draws(node):
             copies[node] = graph.node_copy(node, copies.__getitem__)
         else:
             return False
@@ -234,13 +237,26 @@ def _target_name(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
-def _writes(node: fx.Node) -> bool:
-    """Return whether an op may change its input."""
+def written_nodes(node: fx.Node) -> list[fx.Node]:
+    """Return the tensors that a call of Dynamo's graph may change in place."""
+    if node.op not in ("call_function", "call_method"):
+        return []
     name = _target_name(node)
-    return name in ("setitem", "iadd", "isub", "imul", "set_") or (name.endswith("_") and not name.endswith("__"))
+    if name in WITH_STATISTICS:  # behind the input
+        parts: Any = node.args[1:3], node.kwargs.get("running_mean"), node.kwargs.get("running_var")
+    elif writes(name, node.kwargs, node.target, node.args):
+        parts = node.args[:1], node.kwargs.get("out"), node.kwargs.get("input")
+    else:
+        return []
+    return [part for part in pytree.tree_leaves(parts) if isinstance(part, fx.Node)]
+
+
+def memory_of(node: fx.Node) -> int | None:
+    """Return the identity of a tensor's storage, which its views share; None for what is no tensor."""
+    example = node.meta.get("example_value")
+    return example.untyped_storage()._cdata if isinstance(example, torch.Tensor) else None
 
 
 def _draws(node: fx.Node) -> bool:
     """Return whether an op may draw random numbers."""
-    name = _target_name(node)
-    return "rand" in name or "dropout" in name or name in ("bernoulli", "multinomial", "normal", "poisson")
+    return DRAWS.search(_target_name(node)) is not None

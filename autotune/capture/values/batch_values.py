@@ -17,7 +17,15 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from autotune.capture.values.batch_branches import BatchBranch, is_not_tracing, tracing_checks
-from autotune.capture.values.constant_values import DRAWS, MOST_ELEMENTS, READERS, ConstantValues, writes, written
+from autotune.capture.values.constant_values import (
+    DRAWS,
+    MOST_ELEMENTS,
+    READERS,
+    ConstantValues,
+    without_draws,
+    writes,
+    written,
+)
 from autotune.workloads.factory import innermost_user_line
 
 MOST_LIVE_ELEMENTS = 2**12
@@ -145,7 +153,7 @@ class BatchValues:
         if not self._known:
             return
         name = getattr(function, "__name__", "")
-        if writes(name, kwargs):
+        if writes(name, kwargs, function, args):
             for tensor in written(name, args, kwargs):
                 self._forget(tensor)
             return
@@ -190,7 +198,7 @@ class BatchValues:
             return None
         expression = _Expression(function, tuple(parts), structure)
         with _plainly():
-            return expression, expression.call(values)
+            return expression, without_draws(lambda: expression.call(values))
 
     def _forget(self, tensor: torch.Tensor) -> None:
         """Forget the values in the memory of a tensor that the step overwrites."""

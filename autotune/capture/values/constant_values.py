@@ -1,6 +1,8 @@
 """Follow the values of tensors that a step makes from Python constants alone, such as a causal mask."""
 
+import inspect
 import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,28 +13,49 @@ MOST_ELEMENTS = 2**22
 """Largest number of elements of a tensor whose value is followed."""
 READERS = ("item", "__bool__", "__int__", "__float__", "__index__", "tolist", "equal", "is_nonzero", "allclose")
 """Functions that return a tensor's value to Python."""
-DRAWS = re.compile(r"rand|dropout|bernoulli|multinomial|normal|exponential|uniform|poisson|cauchy|geometric|empty")
+DRAWS = re.compile(
+    r"rand|dropout|bernoulli|multinomial|normal(?!iz)|exponential|uniform|poisson|cauchy|geometric|empty|dirichlet|standard_gamma"
+    r"|binomial"
+)
 """Names of functions whose results differ in each step."""
 _UNKNOWN = object()
 
 
-_IN_PLACE = re.compile(
-    r".*[^_]_|__(i(add|sub|mul|truediv|floordiv|div|mod|pow|and|or|xor|lshift|rshift)|set|setitem)__"
-)
+_OPERATORS = r"i(add|sub|mul|matmul|truediv|floordiv|div|mod|pow|and|or|xor|lshift|rshift|concat)|setitem"
+_IN_PLACE = re.compile(rf".*[^_]_|({_OPERATORS})|__({_OPERATORS}|set)__")
+"""Names of methods and functions that change a tensor, those of `operator` included."""
 
-
-_WITH_STATISTICS = ("batch_norm", "instance_norm", "native_batch_norm", "fused_moving_avg_obs_fake_quant")
+WITH_STATISTICS = ("batch_norm", "instance_norm", "native_batch_norm", "fused_moving_avg_obs_fake_quant")
 """Names of functions that change statistics among their arguments."""
 
 
-def writes(name: str, kwargs: dict[str, Any]) -> bool:
-    """Return whether a call changes a tensor in place."""
-    return bool(_IN_PLACE.fullmatch(name) or name in _WITH_STATISTICS or "out" in kwargs or kwargs.get("inplace"))
+def writes(name: str, kwargs: Mapping[str, Any], function: Any = None, args: Sequence[Any] = ()) -> bool:
+    """Return whether a call changes a tensor in place; `function` and `args` show an `inplace` that has no name in the call."""
+    is_named = _IN_PLACE.fullmatch(name) or name in WITH_STATISTICS or "out" in kwargs or kwargs.get("inplace")
+    return bool(is_named) or (any(argument is True for argument in args) and _is_told_inplace(function, args, kwargs))
+
+
+def _is_told_inplace(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    try:
+        return bool(inspect.signature(function).bind_partial(*args, **kwargs).arguments.get("inplace"))
+    except (TypeError, ValueError):  # a kernel in C++ has no signature, and no such argument
+        return False
+
+
+def without_draws(compute: Callable[[], Any]) -> Any:
+    """Return what a call computes; raise ValueError for one that draws from torch's generator, which stays as it was."""
+    generator = torch.default_generator
+    before = generator.get_state()
+    value = compute()
+    if not torch.equal(before, generator.get_state()):
+        generator.set_state(before)
+        raise ValueError("the call draws random numbers")
+    return value
 
 
 def written(name: str, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Return the tensors that a call in place may change."""
-    parts = (args, kwargs) if name in _WITH_STATISTICS else (args[:1], kwargs.get("out"))
+    parts = (args, kwargs) if name in WITH_STATISTICS else (args[:1], kwargs.get("out"))
     return [leaf for leaf in pytree.tree_leaves(parts) if isinstance(leaf, torch.Tensor)]
 
 
@@ -61,7 +84,7 @@ class ConstantValues:
         """Compute the value of a call's result, if those of its arguments are known."""
         name = getattr(function, "__name__", "")
         arguments = self._known_arguments(args, kwargs)
-        is_write = writes(name, kwargs)
+        is_write = writes(name, kwargs, function, args)
         if is_write and (arguments is None or DRAWS.search(name)):
             for tensor in written(name, args, kwargs):
                 self._forget(tensor)
@@ -73,7 +96,7 @@ class ConstantValues:
             return
         try:
             with torch.no_grad(), _disable_current_modes(), torch._C.DisableTorchFunction():
-                value = function(*arguments[0], **arguments[1])
+                value = without_draws(lambda: function(*arguments[0], **arguments[1]))
         except Exception:  # noqa: BLE001 - a call that fails on values has no value to follow
             return
         if isinstance(result, torch.Tensor) and isinstance(value, torch.Tensor):
