@@ -61,6 +61,7 @@ def tune(
     loop: str | Loop | None = None,
     memory_format: str | None = None,
     kernels: str | None = None,
+    threads: int | None = None,
     exact: bool | None = None,
     seed_from: str | Path | None = None,
     tracking_uri: str | None = None,
@@ -92,7 +93,8 @@ def tune(
         loop: What the training loop does before the update, as a `Loop` or as text: "clip,accumulate=4".
         memory_format: "channels_last" to run plans of a convolution net in that format.
         kernels: "inductor" to run plans on compiled regions, whose results differ from eager's by rounding; "any" to
-            measure both, in each memory format, and tune the fastest.
+            measure both, in each memory format, then fewer threads, and tune the fastest.
+        threads: Number of threads that torch's CPU ops use during a step; 0, the default, for those that the process has.
         exact: True to accept eager's bits only: other kernels are refused, and so is a captured step that rounds differently.
         seed_from: Run directory or plan file: its fastest settings are measured first, and the sampler reads all of its trials.
         tracking_uri: MLflow tracking server or database; a SQLite file in `runs` by default.
@@ -126,8 +128,8 @@ def tune(
     config = _resolve_config(
         workload, budget=_with_unit(budget, "B"), time=_with_unit(time, "s"), trials=trials, stores=stores,
         arguments=arguments, device=device, planners=planners, objective=objective, batch_argument=batch_argument,
-        micro_batches=micro_batches, limit=_with_unit(limit, "B"), loop=loop, memory_format=memory_format, kernels=kernels, exact=exact,
-        seed_from=seed_from, tracking_uri=tracking_uri, runs=runs,
+        micro_batches=micro_batches, limit=_with_unit(limit, "B"), loop=loop, memory_format=memory_format, kernels=kernels,
+        threads=threads, exact=exact, seed_from=seed_from, tracking_uri=tracking_uri, runs=runs,
         plans=plans,
     )  # fmt: skip
     return start_study(config, name, progress)
@@ -185,6 +187,7 @@ def plan(
     loop: str | Loop | None = None,
     memory_format: str | None = None,
     kernels: str | None = None,
+    threads: int | None = None,
     out: str | Path | None = None,
 ) -> PlanFile:
     """Make one plan for a budget from estimates alone: ops are profiled one by one, and the step never runs.
@@ -201,6 +204,7 @@ def plan(
         loop: What the training loop does before the update, as a `Loop` or as text: "clip,accumulate=4".
         memory_format: "channels_last" to plan for that format.
         kernels: "inductor" to plan for compiled regions.
+        threads: Number of threads that torch's CPU ops use during a step; 0, the default, for those that the process has.
         out: File for the plan; none is written by default.
 
     Returns:
@@ -225,6 +229,7 @@ def plan(
     config = _resolve_config(
         workload, budget=_with_unit(budget, "B"), stores=stores, arguments=arguments, device=device, planners=planners,
         objective=objective, batch_argument=batch_argument, loop=loop, memory_format=memory_format, kernels=kernels,
+        threads=threads,
     )  # fmt: skip
     refuse_front(config)
     if config.objective in BATCH_OBJECTIVES:

@@ -58,6 +58,7 @@ class AutoPlan:
         memory_format: "channels_last" for plans in that format; weights and batches of this process are converted, too.
         rebuild_price: Weight of rebuilding in compiled regions. They minimize the bytes kept for the backward pass, plus this
             number times the bytes that rebuilding ops read or write. 0 keeps the fewest bytes; 4 rebuilds hardly anything.
+        threads: Number of threads that torch's CPU ops use during a step; 0 for those that the process has.
         cache: Directory of the plans; by default `autotune/plans` in `$XDG_CACHE_HOME` or `~/.cache`.
         runs: Directory of all runs, for their records, logs, temporary files and MLflow store.
         tracking_uri: MLflow tracking server or database; a SQLite file in `runs` by default.
@@ -85,6 +86,7 @@ class AutoPlan:
     kernels: str = ""
     memory_format: str = ""
     rebuild_price: float = REBUILD_PRICE
+    threads: int = 0
     cache: str | Path | None = None
     runs: str | Path = "runs"
     tracking_uri: str | None = None
@@ -170,6 +172,7 @@ class AutoPlan:
             "kernels": self.kernels,
             "memory_format": self.memory_format,
             "rebuild_price": self.rebuild_price,
+            "threads": self.threads,
             "runs": str(self.runs),
             "tracking_uri": self.tracking_uri,
         }
@@ -187,7 +190,7 @@ class AutoPlan:
         parts = (
             autotune.__version__, planfile.SCHEMA, graph.digest, device.key, device.torch, thread_count(), config.budget,
             sorted(config.stores.items()), config.planners.model_dump_json(), config.loop,
-            config.kernels, config.memory_format, config.rebuild_price,
+            config.kernels, config.memory_format, config.rebuild_price, config.threads,
         )  # fmt: skip
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 

@@ -337,6 +337,7 @@ def measure_plan(
         "loop": file.loop or None,
         "kernels": file.plan.kernels or None,
         "rebuild_price": file.plan.rebuild_price if file.plan.kernels else None,
+        "threads": file.plan.threads or None,
     }
     config = load_config(file.workload.reference, overrides=overrides, from_command_line=from_command_line)
     with open_harness(config) as runner:

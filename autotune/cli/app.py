@@ -34,6 +34,7 @@ from autotune.cli.options import (
     SeedFrom,
     Stores,
     Target,
+    Threads,
     Time,
     TrackingUri,
     Trials,
@@ -107,6 +108,7 @@ def tune(
     loop: LoopOption = None,
     memory_format: MemoryFormat = None,
     kernels: Kernels = None,
+    threads: Threads = None,
     exact: Exact = None,
     seed_from: SeedFrom = None,
     tracking_uri: TrackingUri = None,
@@ -128,8 +130,8 @@ def tune(
     fields = {
         "budget": budget, "device": device, "limit": limit, "time": time, "trials": trials, "objective": objective,
         "batch_argument": batch_argument, "micro_batches": micro_batches, "loop": loop,
-        "memory_format": memory_format, "kernels": kernels, "exact": exact, "seed_from": seed_from, "tracking_uri": tracking_uri,
-        "fleet": fleet, "on": on, "parallel": parallel,
+        "memory_format": memory_format, "kernels": kernels, "threads": threads, "exact": exact, "seed_from": seed_from,
+        "tracking_uri": tracking_uri, "fleet": fleet, "on": on, "parallel": parallel,
     }  # fmt: skip
     config = load_overridden_config(workload, fields, set_, store)
     if dry_run:
@@ -206,6 +208,7 @@ def plan(
     loop: LoopOption = None,
     memory_format: MemoryFormat = None,
     kernels: PlanKernels = None,
+    threads: Threads = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -214,7 +217,7 @@ def plan(
 
     fields = {
         "budget": budget, "device": device, "limit": limit, "objective": objective, "batch_argument": batch_argument,
-        "loop": loop, "memory_format": memory_format, "kernels": kernels,
+        "loop": loop, "memory_format": memory_format, "kernels": kernels, "threads": threads,
     }  # fmt: skip
     run(load_overridden_config(workload, fields, set_, store), out=out, json=json)
 

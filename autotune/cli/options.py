@@ -88,6 +88,14 @@ PlanKernels = Annotated[
         help="Kernels of the plan: eager's (default) or compiled regions.",
     ),
 ]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        help="Number of torch's threads during a step, for plans on a CPU; the process's own by default.",
+    ),
+]
 Exact = Annotated[
     bool | None,
     typer.Option(

@@ -94,6 +94,7 @@ def open_harness(config: Config, log_dir: Path | None = None, profile_cache: Pat
             kernels=config.kernels,
             exact=config.exact,
             rebuild_price=config.rebuild_price,
+            threads=config.threads,
             seed=config.seed,
             samples=config.samples,
             limit_bytes=config.limit_bytes,

@@ -29,6 +29,10 @@ def check(graph: TrainGraph, plan: Plan) -> None:
     _check_inplace(graph, plan)
     if plan.memory_format not in ("", "channels_last"):
         raise PlanError(f"the plan's memory_format is {plan.memory_format!r}; known: channels_last, or empty for none")
+    if plan.threads < 0:
+        raise PlanError(
+            f"the plan's threads are {plan.threads}; a plan names at least 1, or 0 for those of the process"
+        )
     if plan.allocator not in ("system", "arena"):
         raise PlanError(f"the plan's allocator is {plan.allocator!r}; known: system, arena")
 

@@ -1,7 +1,7 @@
 """A plan: the decisions about one training step, as stored in files."""
 
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 from autotune.ir.graph import Phase, Role, TrainGraph
 
@@ -12,6 +12,19 @@ REBUILD_PRICE = 4.0
 """Default rebuild price. Regions minimize the bytes kept for the backward pass, plus this number times the bytes that
 rebuilding ops read or write. At the default regions rebuild hardly anything, and planners decide what is recomputed.
 """
+
+
+class CaptureSettings(Protocol):
+    """What all plans of a study share: a `Plan` describes each."""
+
+    @property
+    def kernels(self) -> str: ...
+    @property
+    def memory_format(self) -> str: ...
+    @property
+    def rebuild_price(self) -> float: ...
+    @property
+    def threads(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,8 @@ class Plan:
     """Kernels that the graph's ops run: `inductor` for compiled regions, or empty for the kernels of eager."""
     rebuild_price: float = REBUILD_PRICE
     """Price at which the graph's regions rebuild a byte; the default without kernels, which have no regions."""
+    threads: int = 0
+    """Number of threads that torch's CPU ops use during the step; 0 for the number that the process has."""
 
     def __post_init__(self) -> None:
         if not self.kernels:
@@ -77,11 +92,22 @@ class Plan:
         """Return the plan that runs every op once, in traced order."""
         return cls(tuple(range(len(graph.ops))))
 
+    def captured_as(self, settings: CaptureSettings) -> Self:
+        """Return this plan with the kernels, memory format, rebuild price and threads of `settings`."""
+        return replace(
+            self,
+            kernels=settings.kernels,
+            memory_format=settings.memory_format,
+            rebuild_price=settings.rebuild_price,
+            threads=settings.threads,
+        )
+
     @property
     def capture_name(self) -> str:
-        """Kernels, memory format and an unusual rebuild price as text: `aten`, or `inductor, channels_last`."""
+        """Kernels, memory format, an unusual rebuild price and number of threads as text: `aten`, or `inductor, 4 threads`."""
         price = "" if self.rebuild_price == REBUILD_PRICE else f"rebuild price {self.rebuild_price:g}"
-        return ", ".join(filter(None, (self.kernels or "aten", self.memory_format, price)))
+        threads = f"{self.threads} thread{'s' * (self.threads != 1)}" if self.threads else ""
+        return ", ".join(filter(None, (self.kernels or "aten", self.memory_format, price, threads)))
 
     @property
     def recomputed(self) -> int:

@@ -161,8 +161,9 @@ def _describe_step(spec: Spec, comparison: Comparison, gate: str) -> str:
         )
     if comparison.max_error > 0:
         return f"{gate}, worst {comparison.max_error:.2g} of the bound"
-    # another format may take other kernels, so eager's results in its own format may differ by rounding
-    return f"bit-equal to eager{f' in {spec.memory_format}' if spec.memory_format else ''}"
+    # another format may take other kernels, and threads add in another order: eager's own results may differ by rounding
+    threads = f" on {spec.threads} thread{'s' * (spec.threads != 1)}" if spec.threads else ""
+    return f"bit-equal to eager{f' in {spec.memory_format}' if spec.memory_format else ''}{threads}"
 
 
 def _compare_regions(

@@ -30,6 +30,8 @@ class Spec:
     """Refuse a captured step, and plans, that differ from eager in any bit."""
     rebuild_price: float = REBUILD_PRICE
     """Price at which compiled regions rebuild a byte."""
+    threads: int = 0
+    """Number of torch's threads for plans and their reference; 0 for the process's own, which the baseline keeps."""
     seed: int = 0
     samples: int = 8
     """Number of timed steps of one measurement."""
@@ -47,7 +49,7 @@ class Spec:
     """Make malloc return freed memory at once: for peaks, not for times. `Children` sets it."""
 
     def refuse_other_capture(self, plan: Plan) -> None:
-        """Raise PlanError for a plan in another memory format, or on other kernels or regions, than this workload's."""
+        """Raise PlanError for a plan in another memory format, or on other kernels, regions or threads, than this workload's."""
         if plan.memory_format not in ("", self.memory_format):
             raise PlanError(
                 f"the plan is in {plan.memory_format}, the workload in {self.memory_format or 'its own format'}; "
@@ -61,4 +63,9 @@ class Spec:
             raise PlanError(
                 f"the plan is for regions of rebuild_price={plan.rebuild_price:g}, the workload has those of "
                 f"{self.rebuild_price:g}; prepare it with rebuild_price={plan.rebuild_price:g}"
+            )
+        if plan.threads not in (0, self.threads):
+            raise PlanError(
+                f"the plan is for {plan.threads} threads, the workload for {self.threads or 'those of the process'}; "
+                f"prepare it with threads={plan.threads}"
             )

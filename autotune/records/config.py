@@ -2,7 +2,6 @@
 
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -98,7 +97,8 @@ class Config(Section):
     """Time limit: `90s`, `10m`, `1h`. No trial begins after it; capture, baseline and the running trial end first. It starts
     again when a study is resumed."""
     trials: int | None = Field(None, ge=1)
-    """Maximum number of trials with the baseline and repeats, without re-measurements; by default `time` and `patience` end the search."""
+    """Maximum number of trials with the baseline and repeats, without re-measurements; by default `time` and `patience` end the
+    search. The baseline, the smallest plan and one plan of the planners are measured in any case."""
     stores: dict[StoreName, str] = {}
     """Directory of each store that plans may offload to, by its name: `ssd`, `ramdisk`, or `host` on a GPU."""
     seed: int = Field(0, ge=0)
@@ -118,8 +118,12 @@ class Config(Section):
     results differ from eager's by rounding. `any` measures one plan of each, also in channels_last, and tunes the fastest.
     Where regions lead and `rebuild_price` is the default, three other prices are measured, too. `any` is for `tune` without
     `--dry-run`."""
+    threads: int = Field(0, ge=0)
+    """Number of threads that torch's CPU ops use in plans and in their reference results; 0 for those that the process has. Time
+    ratios still refer to eager on the process's own. With `kernels: any`, half of them, a quarter and so on are measured too, as
+    long as fewer are faster."""
     exact: bool = False
-    """Accept eager's bits only: no other `kernels`, no `memory_format`, and no captured step that differs by rounding."""
+    """Accept eager's bits only: no other `kernels`, `memory_format` or `threads`, and no captured step that differs by rounding."""
     rebuild_price: float = Field(REBUILD_PRICE, ge=0, allow_inf_nan=False)
     """Weight of rebuilding in compiled regions. They minimize the bytes kept for the backward pass, plus this number times the
     bytes that rebuilding ops read or write. 0 keeps the fewest bytes; 4 rebuilds hardly anything."""
@@ -173,8 +177,8 @@ class Config(Section):
         return None if self.limit is None else parse_bytes(self.limit)
 
     def captured(self, plan: Plan) -> Plan:
-        """Return a plan with what its graph was captured with: kernels, memory format and rebuild price."""
-        return replace(plan, kernels=self.kernels, memory_format=self.memory_format, rebuild_price=self.rebuild_price)
+        """Return a plan with what holds for all plans of the study: kernels, memory format, rebuild price and threads."""
+        return plan.captured_as(self)
 
     @model_validator(mode="before")
     @classmethod
@@ -207,10 +211,10 @@ class Config(Section):
     @field_validator("exact")
     @classmethod
     def _refuse_other_bits(cls, exact: bool, info: ValidationInfo) -> bool:
-        for name in ("kernels", "memory_format"):
+        for name in ("kernels", "memory_format", "threads"):
             if exact and info.data.get(name):
                 raise ValueError(
-                    f"eager's bits need eager's kernels, but {name} is {info.data[name]}; leave one of both out"
+                    f"eager's bits need eager's own {name.replace('_', ' ')}, but {name} is {info.data[name]}; leave one of both out"
                 )
         return exact
 

@@ -202,11 +202,12 @@ def _format_date(records: RecordedRun) -> str:
 
 
 def _capture_name(records: RecordedRun) -> str:
-    """Return kernels, memory format and an unusual rebuild price of the plans."""
+    """Return kernels, memory format, an unusual rebuild price and number of threads of the plans."""
     kernels, memory_format = (str(records.config.get(key, "")) for key in ("kernels", "memory_format"))
-    price = records.config.get("rebuild_price")
+    price, threads = (records.config.get(key) for key in ("rebuild_price", "threads"))
     price = float(price) if isinstance(price, (int, float)) else REBUILD_PRICE
-    return Plan((), kernels=kernels, memory_format=memory_format, rebuild_price=price).capture_name
+    threads = threads if isinstance(threads, int) else 0
+    return Plan((), kernels=kernels, memory_format=memory_format, rebuild_price=price, threads=threads).capture_name
 
 
 def _verification(records: RecordedRun) -> str:

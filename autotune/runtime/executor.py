@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from autotune.capture.program import Program
 from autotune.ir.schedule import Schedule
 from autotune.kernels.region_program import load_variants
+from autotune.kernels.threads import use_threads
 from autotune.records.measurement import TransferTrace
 from autotune.runtime import malloc
 from autotune.runtime.arena import StepArena
@@ -34,6 +35,7 @@ class Executor:
         after_instruction: Called with each instruction's index, so that a meter can compare bytes with the simulator.
         range_of: Context manager of a named range, opened around each op for a profiler; None for no ranges.
         make_recorder: Creates a recorder of CUDA graphs, in which the step then runs; None to launch every op.
+        threads: Number of threads that torch's CPU ops use during the step; 0 for the number that the process has then.
 
     Raises:
         PlanError: The schedule offloads a parameter that shares its memory with another tensor.
@@ -64,8 +66,10 @@ class Executor:
         after_instruction: Callable[[int], None] | None = None,
         range_of: RangeFactory | None = None,
         make_recorder: Callable[[], GraphRecorder] | None = None,
+        threads: int = 0,
     ) -> None:
         self.program = program
+        self._threads = threads
         self.schedule = schedule
         self._arena = arena
         static = {} if store is None else static_tensors(program, schedule)
@@ -78,13 +82,17 @@ class Executor:
         self.tangent = seed_gradient(program)
         self.is_whole = True
         """False for a step that skips its update, as in an accumulation: an arena is laid out for a step with one."""
+        self.is_running = False
+        self.at_end: Callable[[], None] | None = None
+        """Called once at the end of the step that runs now, also of one that fails."""
         writer = StepWriter(program, schedule)
         self.source = writer.source(calls_back=after_instruction is not None, names_ranges=range_of is not None)
         scope: dict[str, Any] = {
             **writer.names, "engine": self._engine, "after": after_instruction, "range_of": range_of,
             "updates": program.updates,
         }  # fmt: skip
-        load_variants(scope.values())
+        with use_threads(threads):
+            load_variants(scope.values())
         exec(compile(self.source, f"<step of {program.graph.name}>", "exec"), scope)
         self._step: Callable[..., tuple[Any, ...]] = scope["step"]
         self.graphed: GraphedStep | None = None
@@ -102,13 +110,21 @@ class Executor:
 
     def run(self, inputs: list[torch.Tensor]) -> tuple[Any, tuple[torch.Tensor, ...]]:
         """Run the step on its inputs; return the results, and the gradients of `program.gradients`."""
-        with (
-            torch.no_grad(),
-            malloc.eager_release(self._memory is not None),
-            self._arena.step(lays_out=self.is_whole) if self._arena else nullcontext(),
-            self._engine or nullcontext(),
-        ):
-            results = self._step(self.tangent, *inputs)
+        self.is_running = True
+        try:
+            with (
+                torch.no_grad(),
+                use_threads(self._threads),
+                malloc.eager_release(self._memory is not None),
+                self._arena.step(lays_out=self.is_whole) if self._arena else nullcontext(),
+                self._engine or nullcontext(),
+            ):
+                results = self._step(self.tangent, *inputs)
+        finally:
+            self.is_running = False
+            if self.at_end is not None:
+                at_end, self.at_end = self.at_end, None
+                at_end()
         if self._memory is not None:
             self._memory.set_offloaded(0)
         count = len(results) - len(self.program.gradients)

@@ -10,16 +10,19 @@ from typing import Protocol
 
 import torch
 
+from autotune.capture.capture_checks import MemoryCheck
 from autotune.capture.optimizers.loop_ops import apply_loop
 from autotune.capture.optimizers.loop_updates import base_program
 from autotune.capture.program import Program
 from autotune.capture.signature import Signature
 from autotune.errors import ConfigError, PlanError
 from autotune.ir.check import check
+from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
-from autotune.ir.plan import REBUILD_PRICE, Plan, early_updates
+from autotune.ir.plan import CaptureSettings, Plan, early_updates
 from autotune.ir.schedule import lower
 from autotune.kernels.region_program import compile_regions, with_kernels
+from autotune.kernels.threads import use_threads
 from autotune.planners import make_plan
 from autotune.predict.simulate import peak_bytes
 from autotune.records import plan_file as planfile
@@ -42,24 +45,12 @@ from autotune.workloads.loop import Loop
 from autotune.workloads.workload import Workload
 
 
-class PlanMaker(Protocol):
+class PlanMaker(CaptureSettings, Protocol):
     """Maker of the plan for the first batch's step, such as `autotune.AutoPlan`."""
 
     @property
     def stores(self) -> Mapping[str, str | Path]:
         """Directories of the stores that plans may offload to."""
-
-    @property
-    def kernels(self) -> str:
-        """Kernels of the plans: `inductor` for compiled regions, or empty for those of eager."""
-
-    @property
-    def rebuild_price(self) -> float:
-        """Price at which the regions of the plans rebuild a byte."""
-
-    @property
-    def memory_format(self) -> str:
-        """Memory format of the plans, such as `channels_last`; empty to leave weights and batches as they are."""
 
     def __call__(self, workload: Workload, graph: TrainGraph) -> PlanFile:
         """Return the plan for a workload and its captured graph."""
@@ -108,6 +99,8 @@ class PreparedStep:
     open_store: Callable[[], SwapStore] | None
     """Opens the store again; None without offload, and after `close`."""
     adapter: WindowAdapter | None
+    memory: MemoryCheck
+    """Refuses a call whose tensors share memory that the step writes."""
     earlier_trace: Callable[[], TransferTrace] | None = None
     """Transfers of the step before the last, on a GPU."""
 
@@ -156,7 +149,11 @@ class PreparedStep:
             self.plan, self.earlier_trace = self.adapter.current.plan, None
 
     def close(self) -> None:
-        """Release the store's space and the arenas permanently."""
+        """Release the store's space and the arenas permanently; at the end of the step where one runs, as in a signal's handler."""
+        for executor, _ in self.executors.values():
+            if executor.is_running:
+                executor.at_end = self.close
+                return
         self.open_store = None
         if self.store is not None:
             self.store.close()
@@ -193,29 +190,26 @@ class StepPreparer:
         self._range_of, self._make_recorder = range_of, make_recorder
         self._numbers = itertools.count()
         self._block = SharedBlock()
-        self._costs = StepCosts(lambda program: measure_stores(profile(program), self._stores, program.device.type))
+        self._costs = StepCosts(lambda program: self._profile(program, self._stores))
+
+    @property
+    def _source(self) -> Plan | PlanMaker:
+        """What names memory format, kernels, rebuild price and threads of all steps; an empty plan where nothing does."""
+        return self._plan or self._make_file or Plan(())
 
     @property
     def memory_format(self) -> str:
         """Memory format that the plan puts weights and batches into; empty to leave them as they are."""
-        source = self._plan or self._make_file
-        return source.memory_format if source is not None else ""
+        return self._source.memory_format
 
     @property
     def kernels(self) -> str:
         """Kernels that the plan runs; empty for those of eager."""
-        source = self._plan or self._make_file
-        return source.kernels if source is not None else ""
-
-    @property
-    def rebuild_price(self) -> float:
-        """Price at which the regions of the plan rebuild a byte."""
-        source = self._plan or self._make_file
-        return source.rebuild_price if source is not None else REBUILD_PRICE
+        return self._source.kernels
 
     def with_kernels(self, program: Program) -> Program:
         """Return a captured program with the plan's kernels."""
-        return with_kernels(program, self.kernels, self.rebuild_price)
+        return with_kernels(program, self.kernels, self._source.rebuild_price)
 
     @property
     def budget_bytes(self) -> int:
@@ -269,7 +263,11 @@ class StepPreparer:
 
     def _captured(self, plan: Plan) -> Plan:
         """Return a plan with what the steps are captured with."""
-        return replace(plan, memory_format=self.memory_format, kernels=self.kernels, rebuild_price=self.rebuild_price)
+        return plan.captured_as(self._source)
+
+    def _profile(self, program: Program, stores: Mapping[str, Path]) -> Costs:
+        with use_threads(self._source.threads):
+            return measure_stores(profile(program), stores, program.device.type)
 
     def plan_in_background(
         self, first: Program, first_call: Signature, workload: Workload, *, gradients: bool
@@ -290,7 +288,8 @@ class StepPreparer:
         check(program.graph, plan)
         if plan.allocator == "arena" and program.device.type == "cuda":
             grow_segments()
-        compile_regions(program)
+        with use_threads(plan.threads):
+            compile_regions(program)
         adapter = self._make_adapter(program, plan) if self._adapts and plan.offload else None
         plans = [variant.plan for variant in adapter.variants] if adapter is not None else [plan]
         schedules = [lower(program.graph, each) for each in plans]
@@ -306,12 +305,16 @@ class StepPreparer:
             # a step that offloads releases pages one by one, for which the block must be its own
             block = SharedBlock() if plan.offload else self._block
             arena = StepArena(block=block) if uses_arena else None
-            executor = Executor(program, schedule, store, arena=arena, range_of=self._range_of, make_recorder=recorder)
+            executor = Executor(
+                program, schedule, store, arena=arena, range_of=self._range_of, make_recorder=recorder,
+                threads=plan.threads,
+            )  # fmt: skip
             executors[each] = executor, arena
-        return PreparedStep(next(self._numbers), program, plan, plan, executors, store, opener, adapter)
+        memory = MemoryCheck(program)
+        return PreparedStep(next(self._numbers), program, plan, plan, executors, store, opener, adapter, memory)
 
     def _make_adapter(self, program: Program, plan: Plan) -> WindowAdapter:
-        costs = measure_stores(profile(program), {plan.store: self._directory(plan.store)}, program.device.type)
+        costs = self._profile(program, {plan.store: self._directory(plan.store)})
         budget = self.file.budget_bytes if self.file is not None else peak_bytes(program.graph, plan, costs)
         return WindowAdapter(make_variants(program.graph, plan, budget, costs), budget)
 
@@ -362,7 +365,10 @@ def warn_of_environment(file: PlanFile | None) -> None:
     """Warn the caller's caller of threads and CPUs that differ from those that a plan for a CPU was measured with."""
     if file is None or file.device is None or file.device.kind != "cpu":
         return
+    own = "torch threads"  # a plan that names their number sets it
     present = read_speed_environment(torch.get_num_threads(), torch.get_num_interop_threads())
+    if file.plan.threads and own in file.device.environment:
+        present[own] = file.device.environment[own]
     if changes := list_changes(file.device.environment, present):
         warnings.warn(
             f"the plan was measured with other settings of threads: {'; '.join(changes)}. "

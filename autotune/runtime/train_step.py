@@ -333,7 +333,8 @@ class TrainStep:
                 self.on_gradient = callback
 
         def traced(program: Program) -> Callable[[GradientCallback], Any]:
-            executor = Executor(program, lower(program.graph, Plan.traced(program.graph)))
+            schedule = lower(program.graph, Plan.traced(program.graph))
+            executor = Executor(program, schedule, threads=step.plan.threads)
             return lambda observe: observed(
                 partial(self._run_planned, step, executor, tensors), observe, calls_user=False
             )

@@ -1,4 +1,4 @@
-"""Choose kernels, memory format and rebuild price of a study: measure one plan of each combination, and tune the fastest."""
+"""Choose kernels, memory format, rebuild price and threads of a study: measure a plan of each combination, and tune the fastest."""
 
 import math
 import time
@@ -43,6 +43,9 @@ PRICES = (0.5, 0.05, 0.0)
 REFUSED = "refused"
 """Outcome of a combination that the model does not have, or that cannot be captured."""
 
+CHOSEN = ("kernels", "memory_format", "rebuild_price", "threads")
+"""Keys of a config that the choice sets."""
+
 Kernels = Literal["", "inductor"]
 MemoryFormat = Literal["", "channels_last"]
 
@@ -64,7 +67,7 @@ OpenRunner = Callable[[Config], AbstractContextManager[CaptureRunner]]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCapture:
-    """One combination of kernels, memory format and rebuild price, with the measurement of its plan."""
+    """One combination of kernels, memory format, rebuild price and threads, with the measurement of its plan."""
 
     kernels: Kernels
     memory_format: MemoryFormat
@@ -82,6 +85,8 @@ class MeasuredCapture:
     seconds: float = 0.0
     """Duration of capture, compilation, planning and measurement."""
     rebuild_price: float = REBUILD_PRICE
+    threads: int = 0
+    """Number of torch's threads; 0 for the process's own."""
     graph_digest: str = ""
     estimated_seconds: float | None = None
     """Step time of the plan by estimate."""
@@ -90,9 +95,8 @@ class MeasuredCapture:
 
     @property
     def name(self) -> str:
-        """Kernels, memory format and an unusual rebuild price as text."""
-        plan = Plan((), kernels=self.kernels, memory_format=self.memory_format, rebuild_price=self.rebuild_price)
-        return plan.capture_name
+        """Kernels, memory format, an unusual rebuild price and number of threads as text."""
+        return Plan(()).captured_as(self).capture_name
 
     def __str__(self) -> str:
         if self.time is None or self.outcome != Outcome.OK:
@@ -114,7 +118,7 @@ def choose_capture(
     notify: Callable[[str], None],
     race_config: Callable[[Config], Config] = lambda config: config,
 ) -> Config:
-    """Return the config with kernels, memory format and rebuild price chosen by measurement; see `select_capture`.
+    """Return the config with kernels, memory format, rebuild price and threads chosen by measurement; see `select_capture`.
 
     A config that names its kernels is returned as it is. Where the run directory contains a config, or a search for the batch
     size, the choice is read from it. Otherwise the measurements are written to `captures.json`.
@@ -146,12 +150,11 @@ def _read_choice(files: RunDir) -> Config | None:
 
 
 def _with_choice(config: Config, choice: Config | MeasuredCapture) -> Config:
-    names = ("kernels", "memory_format", "rebuild_price")
-    return config.model_copy(update={name: getattr(choice, name) for name in names})
+    return config.model_copy(update={name: getattr(choice, name) for name in CHOSEN})
 
 
 def _race(config: Config, measurements: "_Measurements") -> MeasuredCapture:
-    """Measure kernels and memory formats, then rebuild prices where compiled regions lead."""
+    """Measure kernels and memory formats, then rebuild prices where compiled regions lead, and then fewer threads."""
     for combination in _combinations(config):
         if combination.memory_format not in measurements.refused:
             measurements.add(combination)
@@ -160,6 +163,11 @@ def _race(config: Config, measurements: "_Measurements") -> MeasuredCapture:
         for price in PRICES:
             measurements.add(_with_choice(config, replace(best, rebuild_price=price)), leader=best)
             best = select_capture(measurements.measured)
+    for threads in () if config.threads else measurements.fewer_threads():
+        measurements.add(_with_choice(config, replace(best, threads=threads)))
+        leader, best = best, select_capture(measurements.measured)
+        if best is leader:
+            break
     return best
 
 
@@ -171,6 +179,16 @@ class _Measurements:
         self.refused: set[str] = set()
         self._files, self._open_runner, self._notify = files, open_runner, notify
         self._baseline: tuple[Measurement, Device] | None = None
+
+    def fewer_threads(self) -> Iterator[int]:
+        """Yield half of torch's own threads, a quarter, and so on down to one; nothing for a GPU."""
+        device = self._baseline[1] if self._baseline is not None else None
+        if device is None or device.kind != "cpu":
+            return
+        threads = int(device.environment.get("torch threads", "1")) // 2
+        while threads:
+            yield threads
+            threads //= 2
 
     def add(self, combination: Config, leader: MeasuredCapture | None = None) -> None:
         """Measure a combination and record it; one that cannot be faster than the `leader` is only estimated."""
@@ -209,7 +227,8 @@ def select_capture(measured: Sequence[MeasuredCapture]) -> MeasuredCapture:
     """Return the fastest combination within the budget; the first where none is.
 
     The first one stays unless others are faster by more than the noise of both; of those the fastest is returned. Within the
-    noise one on eager's kernels, which keep its bits, is preferred. Another rebuild price must be faster by more than the noise.
+    noise one on eager's kernels, which keep its bits, is preferred. Another rebuild price, or another number of threads, must be
+    faster by more than the noise.
 
     >>> eager, other = MeasuredCapture("", "", "ok", 1.0), MeasuredCapture("inductor", "", "ok", 0.9)
     >>> select_capture([eager, other]).kernels
@@ -221,15 +240,20 @@ def select_capture(measured: Sequence[MeasuredCapture]) -> MeasuredCapture:
     if not usable:
         return measured[0]
     first = usable[0]
-    faster = [each for each in usable if each.rebuild_price == first.rebuild_price and _is_surely_faster(each, first)]
+    alike = [each for each in usable if _variation(each) == _variation(first)]
+    faster = [each for each in alike if _is_surely_faster(each, first)]
     best = min(faster, key=lambda each: each.time or 0.0, default=first)
     on_eagers = min((each for each in faster if not each.kernels), key=lambda each: each.time or 0.0, default=first)
     if best is not on_eagers and not _is_surely_faster(best, on_eagers):
         best = on_eagers
     for each in usable:
-        if each.rebuild_price != first.rebuild_price and _is_surely_faster(each, best):
+        if _variation(each) != _variation(first) and _is_surely_faster(each, best):
             best = each
     return best
+
+
+def _variation(capture: MeasuredCapture) -> tuple[float, int]:
+    return capture.rebuild_price, capture.threads
 
 
 def _is_surely_faster(capture: MeasuredCapture, best: MeasuredCapture) -> bool:
@@ -320,4 +344,5 @@ def _describe(config: Config, measurement: Measurement) -> MeasuredCapture:
         verified=measurement.verified,
         detail=measurement.detail.partition("\n")[0],
         rebuild_price=config.rebuild_price,
+        threads=config.threads,
     )

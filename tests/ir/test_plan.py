@@ -306,6 +306,13 @@ def test_in_place_is_refused_exactly_when_someone_would_read_the_wrong_bytes(rng
     assert accepted == overwrites_nothing_needed(graph, plan)
 
 
+def test_threads_are_named_where_a_plan_sets_them_and_none_are_fewer_than_one():
+    assert Plan((), threads=1).capture_name == "aten, 1 thread"
+    assert Plan((0,)).captured_as(Plan((), kernels="inductor", threads=4)).capture_name == "inductor, 4 threads"
+    with pytest.raises(PlanError, match="a plan names at least 1"):
+        check(chain(1), Plan((0,), threads=-1))
+
+
 def test_a_rebuild_price_is_named_where_there_are_regions_and_it_is_unusual():
     assert Plan((), rebuild_price=0.5).capture_name == "aten"
     assert Plan((), rebuild_price=0.5) == Plan(())

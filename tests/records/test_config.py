@@ -60,10 +60,13 @@ def test_the_schema_lists_every_name_of_kernels_that_a_config_accepts():
     ]
 
 
-@pytest.mark.parametrize("other", [{"kernels": "inductor"}, {"kernels": "any"}, {"memory_format": "channels_last"}])
-def test_eagers_bits_and_kernels_that_round_differently_exclude_each_other(other):
+@pytest.mark.parametrize(
+    "other", [{"kernels": "inductor"}, {"kernels": "any"}, {"memory_format": "channels_last"}, {"threads": 2}]
+)
+def test_eagers_bits_and_what_rounds_differently_exclude_each_other(other):
     ((name, value),) = other.items()
-    with pytest.raises(ConfigError, match=f"--exact: eager's bits need eager's kernels, but {name} is {value}"):
+    message = f"--exact: eager's bits need eager's own {name.replace('_', ' ')}, but {name} is {value}"
+    with pytest.raises(ConfigError, match=message):
         load_config("resnet18", overrides={"exact": True, **other}, from_command_line=True)
     assert load_config("resnet18", overrides={"exact": True, "kernels": "aten"}).exact
 

@@ -48,7 +48,7 @@ def test_any_graph_comes_back_with_its_digest(graph: TrainGraph):
 def test_field_names_are_the_types_own_and_enums_their_values():
     assert to_json(Plan((1,), (Swap(2, 3),))) == {
         "order": [1], "offload": [{"value": 2, "gap": 3, "late": 0, "early": 0}], "window": 1, "store": "", "allocator": "system",
-        "inplace": [], "memory_format": "", "kernels": "", "rebuild_price": 4.0,
+        "inplace": [], "memory_format": "", "kernels": "", "rebuild_price": 4.0, "threads": 0,
     }  # fmt: skip
     assert to_json(Measurement(Outcome.DISK_FULL))["outcome"] == "disk_full"
 

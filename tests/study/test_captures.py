@@ -12,6 +12,7 @@ from autotune.api.launch import load_run_config
 from autotune.errors import AutotuneError, CaptureError, ConfigError, NumericsError, PlanError, StoreError
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
+from autotune.measure.survey import PreparedWorkload
 from autotune.planners.auto import best_plan
 from autotune.records.config import Config, dump_config
 from autotune.records.device import Device
@@ -50,6 +51,8 @@ class Runners:
     plans: list[Plan] = field(default_factory=list)
     eager_fits: bool = True
     reused: int = 0
+    own_threads: int = 1
+    speed_of_threads: dict[int, float] = field(default_factory=dict)
 
     @contextmanager
     def open(self, config: Config) -> Iterator[CaptureRunner]:
@@ -67,12 +70,21 @@ class Runners:
                 result = super().measure(plan, budget_bytes=budget_bytes, beat=beat)
                 return result if runners.eager_fits else replace(result, baseline_seconds=())
 
+            def prepare(self) -> PreparedWorkload:
+                prepared = super().prepare()
+                environment = {"torch threads": str(runners.own_threads)}
+                return replace(prepared, device=replace(prepared.device, environment=environment))
+
             def reuse_baseline(self, measurement: Measurement, device: Device) -> None:
                 runners.reused += 1
 
         yield Runner(
             graph=self.graphs.get(config.rebuild_price, GRAPH) if config.kernels else GRAPH,
-            slowdown_of=lambda plan: self.speed[combination] * self.speed_of_price.get(plan.rebuild_price, 1.0),
+            slowdown_of=lambda plan: (
+                self.speed[combination]
+                * self.speed_of_price.get(plan.rebuild_price, 1.0)
+                * self.speed_of_threads.get(plan.threads, 1.0)
+            ),
             outcome_of=self.outcome_of,
             disturbed=self.disturbed,
         )
@@ -169,6 +181,32 @@ def test_a_price_is_not_raced_where_eager_s_kernels_lead_or_the_user_names_one(t
     assert (chosen.kernels, chosen.rebuild_price) == ("inductor", 0.5)
     assert named.opened == list(SPEED)
     assert {plan.rebuild_price for plan in named.plans if plan.kernels} == {0.5}
+
+
+@pytest.mark.parametrize(
+    ("speed", "measured", "chosen"),
+    [
+        ({4: 0.9, 2: 0.8, 1: 0.95}, [4, 2, 1], 2),
+        ({4: 1.1, 2: 0.5}, [4], 0),  # fewer still are not tried
+        ({4: 0.999}, [4], 0),  # within the noise
+    ],
+)
+def test_fewer_threads_are_measured_as_long_as_they_are_faster(
+    tmp_path: Path, speed: dict[int, float], measured: list[int], chosen: int
+):
+    runners = Runners(own_threads=8, speed_of_threads=speed)
+    config = choose_capture(CONFIG, tmp_path / "run", runners.open, lambda text: None)
+    assert (config.kernels, config.memory_format, config.threads) == ("inductor", "channels_last", chosen)
+    assert [plan.threads for plan in runners.plans if plan.threads] == measured
+    recorded = json.loads(RunDir(tmp_path / "run").captures.read_text())
+    assert [each["threads"] for each in recorded[-len(measured) :]] == measured
+
+
+def test_threads_that_the_user_names_are_those_of_every_combination(tmp_path: Path):
+    runners = Runners(own_threads=8, speed_of_threads={4: 0.5})
+    config = CONFIG.model_copy(update={"threads": 3})
+    assert choose_capture(config, tmp_path / "run", runners.open, lambda text: None).threads == 3
+    assert {plan.threads for plan in runners.plans} == {3}
 
 
 def test_a_plan_that_fails_or_exceeds_the_budget_does_not_win(tmp_path: Path):

@@ -18,6 +18,7 @@ from autotune.capture.optimizers.optimizer_copy import collect_state_tensors
 from autotune.capture.optimizers.optimizer_snapshot import OptimizerSnapshot
 from autotune.errors import ConfigError, DeviceRefusedError
 from autotune.ir.allocation import allocated_bytes
+from autotune.kernels.threads import use_threads
 from autotune.measure.spec import Spec
 from autotune.measure.worker.reference import Reference, Writer
 from autotune.runtime import malloc
@@ -52,6 +53,10 @@ class EagerWorkload:
                 "leave --memory-format out"
             )
         self._convert(spec.memory_format)
+        self.own_threads = torch.get_num_threads()
+        """Number of torch's threads that this process, or the one that saved the workload, has by itself."""
+        if spec.threads:
+            torch.set_num_threads(spec.threads)
         self.cycle = self._make_cycle()
         self._initial = self._save_initial()
         optimizer = self.workload.optimizer
@@ -82,11 +87,12 @@ class EagerWorkload:
         return detached_tensors(result)
 
     @contextlib.contextmanager
-    def factory_format(self) -> Iterator[None]:
-        """Keep model and batch in the factory's memory format, whatever format plans run in."""
+    def factory_settings(self) -> Iterator[None]:
+        """Keep model and batch in the factory's memory format and torch's threads at their own number, whatever plans have."""
         self._convert("")
         try:
-            yield
+            with use_threads(self.own_threads):
+                yield
         finally:
             self._convert(self._spec.memory_format)
 

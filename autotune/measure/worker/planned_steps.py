@@ -95,7 +95,7 @@ class PlannedSteps:
         check(graph, plan)
         schedule = lower(graph, plan)
         store = self._store = self._open(schedule) if schedule.store else None
-        executor = Executor(program or self.program, schedule, store, arena=arena)
+        executor = Executor(program or self.program, schedule, store, arena=arena, threads=plan.threads)
         updates = self.program.updates
 
         def step(on_gradient: OnGradient | None = None) -> list[torch.Tensor]:

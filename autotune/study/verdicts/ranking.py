@@ -136,6 +136,8 @@ def plan_hash(plan: Plan) -> str:
     document = to_json(plan)
     if not plan.kernels or plan.rebuild_price == UNNAMED_PRICE:
         del document["rebuild_price"]
+    if not plan.threads:
+        del document["threads"]
     return hashlib.sha256(json.dumps(document).encode()).hexdigest()[:16]
 
 

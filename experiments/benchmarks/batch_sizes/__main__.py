@@ -29,6 +29,7 @@ from autotune.records.run_dir import RunDir
 from autotune.study.batch.choice import SEARCH_SHARE, BatchSources, choose_batch
 from autotune.study.batch.measurements import enforce_beyond, plan_path
 from autotune.study.batch.records import BatchSearch, StepSize, largest_gap, read_batch_search
+from autotune.study.captures import CHOSEN
 from autotune.study.events import Preparing
 from autotune.study.verdicts.statistics import median_interval
 from autotune.workloads.loop import Loop
@@ -224,7 +225,7 @@ def start_child(config: Config, search: BatchSearch, size: StepSize, plan: Plan 
     )
     environment: Mapping[str, str] = {}
     if plan is not None:
-        spec = replace(spec, kernels=plan.kernels, memory_format=plan.memory_format, rebuild_price=plan.rebuild_price)
+        spec = replace(spec, **{key: getattr(plan, key) for key in CHOSEN})
         environment = allocator_environment(plan.allocator, "cpu", os.environ)
     return Child.start(spec, scratch / f"{name}.log", environment)
 
@@ -331,11 +332,11 @@ def spell_largest(document: dict[str, Any], side: str) -> str:
 
 
 def spell_kernels(document: dict[str, Any]) -> str:
-    """Return the kernels and the memory format of the search for throughput as text."""
+    """Return the kernels, the memory format and the threads of the search for throughput as text."""
     config = document.get("throughput", {}).get("config")
     if config is None:
         return "-"
-    fields = {key: config[key] for key in ("kernels", "memory_format", "rebuild_price") if key in config}
+    fields = {key: config[key] for key in CHOSEN if key in config}
     return Plan((), **fields).capture_name
 
 

@@ -3,7 +3,7 @@
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,30 +33,31 @@ AT_ONCE = 2
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Kernels, memory format and rebuild price of a capture."""
+    """Kernels, memory format, rebuild price and threads of a capture."""
 
     kernels: str = ""
     memory_format: str = ""
     rebuild_price: float = REBUILD_PRICE
+    threads: int = 0
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
         """Return the capture that a plan is for."""
-        return cls(plan.kernels, plan.memory_format, plan.rebuild_price)
+        return cls(plan.kernels, plan.memory_format, plan.rebuild_price, plan.threads)
 
     @property
     def name(self) -> str:
         return f"ours {self.mark(Plan(())).capture_name.replace(',', '')}"
 
     def mark(self, plan: Plan) -> Plan:
-        """Return a plan with this capture's kernels, memory format and rebuild price."""
-        return replace(plan, kernels=self.kernels, memory_format=self.memory_format, rebuild_price=self.rebuild_price)
+        """Return a plan with this capture's kernels, memory format, rebuild price and threads."""
+        return plan.captured_as(self)
 
     def spec(self, workload: WorkloadRef, scratch: Path, profile_cache: Path | None = None) -> Spec:
         """Return the specification of a child process that runs plans on this capture."""
         return Spec(
             workload, scratch, scratch=scratch, kernels=self.kernels, memory_format=self.memory_format,
-            rebuild_price=self.rebuild_price, profile_cache=profile_cache,
+            rebuild_price=self.rebuild_price, threads=self.threads, profile_cache=profile_cache,
         )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from autotune.records.budget import Budget
 from autotune.records.config import load_config
 from autotune.records.json_codec import from_json
 from autotune.records.run_dir import write_text
-from autotune.study.captures import AIM, PLANNING_SECONDS, MeasuredCapture, select_capture
+from autotune.study.captures import AIM, CHOSEN, PLANNING_SECONDS, MeasuredCapture, select_capture
 from autotune.study.verdicts.ranking import plan_hash
 from autotune.study.verdicts.statistics import Interval, median_interval
 from autotune.workloads.reference import WorkloadRef
@@ -67,12 +67,11 @@ def main() -> None:
 
 
 def read_plan(name: str) -> Plan:
-    """Return a run's tuned plan, for the kernels and the memory format that the run chose: trials do not repeat them."""
+    """Return a run's tuned plan, for the kernels, the memory format and the threads that the run chose: trials do not repeat them."""
     plans = json.loads((RESULTS / f"{name}{PLANS}").read_text(encoding="utf-8"))
     captures = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["captures"]
     chosen = select_capture([MeasuredCapture(**capture) for capture in captures])
-    capture = Capture(chosen.kernels, chosen.memory_format, chosen.rebuild_price)
-    return capture.mark(from_json(Plan, plans[TUNED], where=name))
+    return from_json(Plan, plans[TUNED], where=name).captured_as(chosen)
 
 
 def compare(name: str, tuned: Plan, scratch: Path) -> tuple[dict[str, Any], str]:
@@ -90,7 +89,7 @@ def compare(name: str, tuned: Plan, scratch: Path) -> tuple[dict[str, Any], str]
     times = interleave(variants, RoundLimits(ROUNDS, ROUNDS, 1e6, SECONDS), partial(print, file=sys.stderr, flush=True))
     if times.failed or times.left_out:
         sys.exit(f"{name}: not timed: {times.failed or times.left_out}")
-    kernels = {key: getattr(tuned, key) for key in ("kernels", "memory_format", "rebuild_price")}
+    kernels = {key: getattr(tuned, key) for key in CHOSEN}
     return {"budget_bytes": budget, "tuned_on": kernels, "sessions": [asdict(times)]}, digest
 
 

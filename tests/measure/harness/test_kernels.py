@@ -50,6 +50,14 @@ def test_a_plan_in_place_needs_no_compiler_after_the_compilation_beforehand(
     assert compiled == before
 
 
+def test_a_plan_for_other_threads_is_refused(tmp_path: Path):
+    spec = Spec(WorkloadRef("mine.py:factory"), tmp_path, threads=4)
+    spec.refuse_other_capture(Plan((0,)))
+    spec.refuse_other_capture(Plan((0,), threads=4))
+    with pytest.raises(PlanError, match="is for 2 threads, the workload for 4; prepare it with threads=2"):
+        spec.refuse_other_capture(Plan((0,), threads=2))
+
+
 def test_a_plan_for_regions_of_another_rebuild_price_is_refused(tmp_path: Path):
     spec = Spec(WorkloadRef("mine.py:factory"), tmp_path, kernels="inductor", rebuild_price=0.5)
     spec.refuse_other_capture(Plan((0,)))
