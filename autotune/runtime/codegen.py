@@ -6,7 +6,7 @@ import torch
 
 from autotune.capture.bindings import Bindings
 from autotune.capture.inplace_kernels import write_over
-from autotune.capture.program import Call, Program, View
+from autotune.capture.program import Call, Program, Read, View
 from autotune.capture.source_writer import SourceWriter
 from autotune.ir.graph import Op
 from autotune.ir.schedule import Free, Instruction, Offload, Prefetch, Run, Schedule
@@ -100,7 +100,13 @@ class StepWriter(SourceWriter):
 
     def results(self) -> str:
         """Return the expression for the step's results."""
-        return f"({''.join(self.argument(result) + ', ' for result in self._program.results)})"
+        return f"({''.join(self._result(result) + ', ' for result in self._program.results)})"
+
+    def _result(self, result: Any) -> str:
+        """Return the expression for one result; a parameter that the step returns is detached like all others."""
+        text = self.argument(result)
+        is_static = isinstance(result, Read) and result.value in self._program.graph.static
+        return f"{text}.detach()" if is_static else text
 
     def view(self, view: View) -> str:
         """Return the expression for a view, by a kernel that allows the layouts of a running step."""

@@ -82,7 +82,9 @@ class PlannedCall:
             self._state.restore(self._before)
             self._executor.tangent = tangent.detach().to(self._expected.tensor.dtype, copy=True)
             try:
-                return self._executor.run(self._inputs)[1]
+                # backward() may run within torch.autocast; the step that was captured did not
+                with torch.autocast(self._executor.program.device.type, enabled=False):
+                    return self._executor.run(self._inputs)[1]
             finally:
                 self._state.restore(current)
 

@@ -12,7 +12,7 @@ import torch
 
 from autotune.capture.capture_checks import refuse_gradients_of_the_batch
 from autotune.capture.loop_checks import refuse_anomaly_mode, refuse_fork, refuse_wrapped
-from autotune.capture.python.step_module import flatten_for_step
+from autotune.capture.python.step_module import flatten_for_step, like_tuple
 from autotune.capture.signature import Signature, make_signature, read_model_state
 from autotune.errors import ConfigError
 from autotune.ir.graph import TrainGraph
@@ -166,15 +166,16 @@ class PlannedLoss(torch.nn.Module):
         """
         if self._memory_format:
             batch = convert_batch(batch, self._memory_format)
-        with _outside_autocast() as mode:
+        with self._lock, torch.enable_grad(), _outside_autocast() as mode:
             selector, padding, _ = self._selector_for(mode, batch)
             padded = padding.pad(batch)
             selector.prepare(padded, self._signature(flatten_for_step(padded, self._loss_fn)))
 
     def close(self) -> None:
         """Release the stores' space and the arenas. The model stays as it is."""
-        for selector, *_ in self._selectors.values():
-            selector.close()
+        with self._lock:  # another thread may run a step
+            for selector, *_ in self._selectors.values():
+                selector.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle holds: the model and the arguments, but no captured step and no memory of it."""
@@ -238,7 +239,8 @@ class PlannedLoss(torch.nn.Module):
         if not isinstance(results, tuple):
             return hand_over(call, results, *trained)
         attached = step.program.attached[1:]  # after the loss
-        return hand_over(call, results[0], *trained), *refuse_gradients(results[1:], attached, trained[0])
+        extras = refuse_gradients(results[1:], attached, trained[0])
+        return like_tuple(results, (hand_over(call, results[0], *trained), *extras))
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Capture a step again after Python values that it read have changed, and transfer its plan."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from autotune.capture.program import Program
@@ -15,7 +15,7 @@ from autotune.ir.plan import Plan
 RECENT_STEPS = 10
 """Smallest number of steps between two captures for one value; each capture takes seconds."""
 BATCH_CAPTURES = 8
-"""Number of captures for one number or word of the batch that may follow each other more closely."""
+"""Number of captures for one number or word of the batch, or for other tensors of the model, that may follow more closely."""
 
 
 class Recaptures:
@@ -26,6 +26,7 @@ class Recaptures:
         """Number of steps started."""
         self._captured_at: dict[tuple[str, Signature], int] = {}
         self._captures: Counter[tuple[str, Signature]] = Counter()
+        self._tensors_at: dict[Signature, list[int]] = {}
         self._inputs: set[str] = set()
         self._constants: set[str] = set()
 
@@ -46,6 +47,25 @@ class Recaptures:
                 f"{change}; it also changed in step {last}, this is step {self.steps}, and each change needs another capture: "
                 "pass it in the batch as a tensor, change it less often, or use other_shapes='eager'"
             )
+
+    def refuse_frequent_tensors(
+        self, call: Signature, known: Iterable[Signature], name_changed: Callable[[], str]
+    ) -> None:
+        """Raise PlanError where other parameters or buffers need one capture after the other, as where a step replaces one.
+
+        `known` are the calls that have captures. Each of a few sets of tensors, such as those of a loop that freezes layers in
+        turn, is captured once.
+        """
+        key = replace(call, tensors=0)
+        if all(replace(each, tensors=0) != key for each in known):
+            return
+        recent = [step for step in self._tensors_at.get(key, ()) if self.steps - step <= RECENT_STEPS]
+        if len(recent) >= BATCH_CAPTURES:
+            raise PlanError(
+                f"{name_changed()} changed to another tensor in {len(recent)} of the last {RECENT_STEPS} steps, and each needs "
+                "another capture: change it in place, with copy_(), or use other_shapes='eager'"
+            )
+        self._tensors_at[key] = [*recent, self.steps]
 
     def capture(self, change: GuardFailure, call: Signature, capture: Callable[[frozenset[str]], Program]) -> Program:
         """Capture again; a float that changed becomes an input of the step if the tracer supports it."""

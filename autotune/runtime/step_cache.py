@@ -73,4 +73,4 @@ def describe_difference(call: Signature, first: Signature) -> str:
         return f"a batch of {call.shapes} ({difference})"
     if call.keeps_gradients != first.keeps_gradients:
         return f"the step with {call.keeps_gradients or 'nothing'} that needs every gradient at once"
-    return "the model in another mode, or with other buffers or parameters to train,"
+    return "the model in another mode, or with other buffers or parameters to train"

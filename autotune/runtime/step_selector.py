@@ -133,6 +133,7 @@ class StepSelector:
             if step is None:
                 return None
             self.cache.add(call, step)
+        step.memory.refuse(parts.tensors)
         step.resume()
         self.last = step
         return step
@@ -183,6 +184,13 @@ class StepSelector:
         program = capture(self._make_workload(batch), dynamic=inputs, gradients=self._gradients)
         return self._preparer.with_kernels(program)
 
+    def _name_other_tensors(self, batch: Any) -> str:
+        """Return the names of parameters and buffers that are other objects than in the last step, for a message."""
+        model, known = self._make_workload(batch).model, set(map(id, self.last.program.tensors.values()))
+        named = [*model.named_parameters(), *model.named_buffers()]
+        names = [name for name, tensor in named if id(tensor) not in known]
+        return ", ".join(names[:3]) or "which parameters are trained"
+
     def _prepare_missing(
         self, batch: Any, call: Signature, change: GuardFailure | None, parts: FlatBatch
     ) -> PreparedStep | None:
@@ -203,6 +211,9 @@ class StepSelector:
         """Capture and prepare a call without a step; keep the plan if only Python constants differ."""
         plan = None
         if change is None:
+            self._recaptures.refuse_frequent_tensors(
+                call, self.cache.by_signature, partial(self._name_other_tensors, batch)
+            )
             program = self._capture(batch, self._recaptures.inputs)
         else:
             self._recaptures.refuse_frequent(change, call)

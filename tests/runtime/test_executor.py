@@ -177,6 +177,20 @@ def test_a_step_that_fails_leaves_the_next_one_right():
     assert torch.equal(loss, eager_step(other)[0])
 
 
+def test_a_step_runs_on_its_plans_threads_and_leaves_the_processs_own():
+    program, own = capture(workload := make(normalized, (2, 3, 8, 8))), torch.get_num_threads()
+    schedule, seen = lower(program.graph, Plan.traced(program.graph)), set[int]()
+
+    def note(index: int) -> None:
+        seen.add(torch.get_num_threads())
+        if index == len(schedule.instructions) - 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Executor(program, schedule, after_instruction=note, threads=own + 1)(list(workload.batch))
+    assert (seen, torch.get_num_threads()) == ({own + 1}, own)
+
+
 def test_what_the_step_takes_beyond_what_is_away_is_the_most_at_one_time():
     built = Builder("small")
     built.value("w", 100, Role.PARAM)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
+from autotune.capture.loop_checks import one_capture
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError, PlanError
 from autotune.ir.plan import Plan
@@ -431,3 +432,41 @@ def test_tensors_from_outside_that_the_loss_changes_end_as_in_eager(factors: tup
             (loss_of(torch.full((2, 8), float(number))) * factor).backward()
         ends.append([mean, *(parameter.grad for parameter in model.parameters())])
     assert all(map(torch.equal, *ends))
+
+
+def mean_square(model: nn.Module, batch: Any) -> torch.Tensor:
+    return model(batch).square().mean()
+
+
+def test_a_backward_within_autocast_has_the_gradients_of_the_call_though_it_runs_again():
+    torch.manual_seed(0)
+    model, batch = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 8)), torch.randn(16, 32)
+    planned = PlannedLoss(model, mean_square)
+    loss = planned(batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        (loss * 3).backward()  # 1 was expected
+    seen = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    model.zero_grad()
+    (mean_square(model, batch) * 3).backward()
+    for parameter, gradient in zip(model.parameters(), seen, strict=True):
+        torch.testing.assert_close(gradient, parameter.grad)
+
+
+def test_a_loss_is_prepared_where_gradients_are_off():
+    model, batch = nn.Linear(4, 2), torch.randn(3, 4)
+    planned = PlannedLoss(model, mean_square)
+    with torch.no_grad():
+        planned.prepare(batch)
+    assert planned.graph is not None
+    planned(batch).backward()
+
+
+def test_a_capture_on_another_thread_is_no_anomaly_mode_of_the_users():
+    model, batch = nn.Linear(4, 2), torch.randn(3, 4)
+    planned = PlannedLoss(model, mean_square)
+    planned(batch).backward()
+    with torch.autograd.set_detect_anomaly(True):  # as the tracer has it
+        with one_capture():
+            planned(batch).backward()
+        with pytest.raises(ConfigError, match="anomaly mode"):
+            planned(batch)

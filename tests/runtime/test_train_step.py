@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -30,6 +30,7 @@ from autotune.records.device import Device
 from autotune.records.plan_file import PlanFile
 from autotune.records.speed_environment import read_speed_environment
 from autotune.runtime.arena import StepArena
+from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.prepared_step import warn_of_environment
 from autotune.runtime.stores import SwapStore, open_store, probe
 from autotune.runtime.train_step import TrainStep
@@ -764,6 +765,137 @@ def test_threads_unlike_the_plans_are_warned_of_once_by_name_and_value(recwarn: 
     assert "OMP_WAIT_POLICY: recorded PASSIVE, now ACTIVE" in warning
     assert f"torch threads: recorded 64, now {torch.get_num_threads()}" in warning
     assert "CPU affinity" not in warning
+
+
+def test_a_plan_with_threads_sets_them_for_every_shape_and_no_other_number_is_warned_of(recwarn: Any):
+    workload, other = pair()
+    own, file = torch.get_num_threads(), plan_file(workload)
+    present = read_speed_environment(own, torch.get_num_interop_threads())
+    device = Device("cpu", "Fake 9000", 2**34, 2, "2.13.0", environment={**present, "torch threads": "64"})
+    file = replace(file, device=device, plan=replace(file.plan, threads=own + 1))
+    seen: set[int] = set()
+    with step_for(workload, file) as step:
+        step.on_gradient = lambda *_: seen.add(torch.get_num_threads())
+        for images in (workload.batch[0], workload.batch[0][:1]):
+            batch = (images, *(part[: len(images)] for part in workload.batch[1:]))
+            torch.testing.assert_close(step(batch), eager_step(replace(other, batch=batch))[0])
+            assert step.plan.threads == own + 1
+    assert (seen, torch.get_num_threads()) == ({own + 1}, own)
+    assert not [caught for caught in recwarn if "settings of threads" in str(caught.message)]
+
+
+# What changes between steps, or cannot be captured.
+
+
+class Pair(NamedTuple):
+    """A loss function's result with names."""
+
+    loss: torch.Tensor
+    logits: torch.Tensor
+
+
+def named_loss(model: torch.nn.Module, batch: Any) -> Pair:
+    logits = model(batch[0])
+    return Pair(torch.nn.functional.cross_entropy(logits, batch[1]), logits)
+
+
+def test_a_named_tuple_comes_back_as_one():
+    workload, other = (make(mlp, loss_fn=named_loss) for _ in range(2))
+    result = step_for(workload)(workload.batch)
+    assert type(result) is Pair
+    assert torch.equal(result.loss, eager_step(other)[0])
+    loss = PlannedLoss(workload.model, named_loss)(workload.batch)
+    assert type(loss) is Pair
+    loss.loss.backward()
+
+
+def test_a_loss_function_that_returns_a_dictionary_is_refused():
+    def in_dictionary(model: torch.nn.Module, batch: Any) -> Any:
+        return {"loss": model(batch[0]).sum()}
+
+    workload = make(mlp, loss_fn=in_dictionary)
+    with pytest.raises(CaptureError, match=r"returns a dict.*return the loss, or a tuple"):
+        step_for(workload)
+    with pytest.raises(CaptureError, match="returns a dict"):
+        PlannedLoss(workload.model, in_dictionary)(workload.batch)
+
+
+def test_a_parameter_among_the_results_is_detached():
+    def with_weight(model: torch.nn.Module, batch: Any) -> Any:
+        return model(batch[0]).sum(), next(model.parameters())
+
+    workload = make(mlp, loss_fn=with_weight)
+    _, weight = step_for(workload)(workload.batch)
+    assert not weight.requires_grad
+    assert weight.data_ptr() == next(workload.model.parameters()).data_ptr()
+
+
+def test_weights_that_come_to_share_memory_between_steps_are_refused():
+    def wide() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8))
+
+    workload = make(wide)
+    step = step_for(workload)
+    step(workload.batch)
+    workload.model[2].weight.data = workload.model[0].weight.data
+    with pytest.raises(CaptureError, match=r"0\.weight and 2\.weight are two tensors in the same memory"):
+        step(workload.batch)
+    workload.model[2].weight.data = workload.model[0].weight.data.clone()
+    step(workload.batch)
+
+
+def test_a_batch_that_shares_memory_with_a_weight_is_refused_later_than_the_first_too():
+    workload = make(lambda: torch.nn.Linear(8, 6))
+    step = step_for(workload)
+    step(workload.batch)
+    step((workload.model.weight.detach().clone(), workload.batch[1]))
+    with pytest.raises(CaptureError, match="in the same memory"):
+        step((workload.model.weight.detach(), workload.batch[1]))
+    step(workload.batch)
+
+
+def test_a_buffer_that_every_step_replaces_is_refused_by_name_after_a_few_captures():
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 4)
+            self.register_buffer("scale", torch.ones(()))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.layer(inputs) * self.scale
+
+    workload = make(Scaled)
+    kept = []  # no tensor takes the place of another
+    step = step_for(workload)
+    step(workload.batch)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            kept.append(workload.model.scale)
+            workload.model.scale = workload.model.scale * 0.9
+            step(workload.batch)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        train(8)
+        with pytest.raises(PlanError, match=r"^scale changed to another tensor .*copy_\(\)"):
+            train(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "convert"),
+    [
+        ("sparse coo", lambda images: images.to_sparse()),
+        ("sparse csr", lambda images: images.to_sparse_csr()),
+        ("nested", lambda images: torch.nested.nested_tensor(list(images))),
+        ("nested", lambda images: torch.nested.nested_tensor(list(images), layout=torch.jagged)),
+    ],
+)
+def test_a_tensor_that_is_not_dense_is_refused_by_name(kind: str, convert: Any):
+    workload = make(mlp)
+    batch = convert(workload.batch[0]), workload.batch[1]
+    with pytest.raises(CaptureError, match=rf"batch\[0\] is a {kind} tensor"):
+        step_for(replace(workload, batch=batch))
 
 
 @pytest.mark.parametrize("environment", ["equal", "of an earlier version", "of a GPU"])

@@ -30,6 +30,8 @@ MAX_MISS_SHARE = 0.02
 """Largest share of a step's allocations that may miss their slot; with more the step is recorded again."""
 MAX_RECORDINGS = 4
 """Number of recordings after which a step that keeps changing is left to malloc."""
+FAULTLESS_STEPS = 100
+"""Number of steps without a miss after which earlier recordings count no more."""
 _TOO_MANY = -2  # answer of `arena_create`, as in arena.cpp
 
 _log = logging.getLogger(__name__)
@@ -68,6 +70,8 @@ class StepArena:
     _slot_count: int = 0
     _steps: int = 0
     _recordings: int = 0
+    _faultless: int = 0
+    """Number of replayed steps without a miss since the last recording."""
     _library: ctypes.CDLL | None = field(default_factory=library)
 
     @property
@@ -100,11 +104,16 @@ class StepArena:
             self.misses = int(lib.arena_stop())
         if is_complete and self.replays and lays_out and self._id is None and self._steps > 1:
             self._lay_out(lib)
+        elif is_complete and not self.misses and self._id is not None:
+            self._faultless += 1
+            if self._faultless == FAULTLESS_STEPS:  # what made earlier steps differ, such as a kept traceback, is over
+                self._recordings = 1
         elif is_complete and self.misses > MAX_MISS_SHARE * max(1, self._slot_count):
             action = "it is recorded again" if self._recordings < MAX_RECORDINGS else "it uses malloc from now on"
             _log.warning(
                 "%d of %d allocations differ from the recorded step; %s", self.misses, self._slot_count, action
             )
+            self._faultless = 0
             self.close()
 
     def limit_resident(self, step_bytes: int, offloaded_bytes: int) -> None:

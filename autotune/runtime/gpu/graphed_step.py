@@ -132,6 +132,9 @@ class GraphedStep:
             reason = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
             self._give_up(f"{type(error).__name__}: {reason}")
             return
+        except BaseException:  # an interrupt must not leave the stream capturing
+            recorder.abort()
+            raise
         self._recorder, self._scope = recorder, scope
 
     def _renew(self, copied: torch.Tensor | None, passed: Any) -> Any:

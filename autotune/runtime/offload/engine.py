@@ -26,6 +26,10 @@ _log = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
 
 
+ATTEMPTS = 3
+"""Number of attempts to restore one value after a failed step: an error may be that of a signal's handler."""
+
+
 class Residence(StrEnum):
     """Place of an offloaded value's bytes."""
 
@@ -109,7 +113,7 @@ class OffloadEngine:
 
     A value that cannot be written stays in memory. The step then continues with more bytes than planned, and `problem`
     holds the reason. A value that cannot be read back raises StoreError. `abort` then restores all static tensors,
-    and the next step starts from a clean state.
+    and the next step starts from a clean state. An interrupt that arrives meanwhile is raised once they are back.
     """
 
     def __init__(
@@ -130,6 +134,7 @@ class OffloadEngine:
         """Bytes written and read by the last step."""
         self.problem = ""
         """Reason why a value of the last step stayed in memory; empty if every value was offloaded."""
+        self._reported = ""
         self._start_seconds, self._has_run = 0.0, False
         self._offloaded_static_bytes = 0
         self._values: dict[int, _Value] = {}
@@ -150,7 +155,9 @@ class OffloadEngine:
         return (lambda: trace) if isinstance(trace, TransferTrace) else trace.trace
 
     def begin(self) -> None:
-        """Start a step."""
+        """Start a step, after the end of one that was broken off before its tensors were back."""
+        if any(value.residence is not Residence.MEMORY for value in self._values.values()):
+            self.abort()
         self._values = {}
         self._stalls = {direction: [] for direction in Direction}
         self.transfer_bytes, self.problem = 0, ""
@@ -231,12 +238,12 @@ class OffloadEngine:
     def start_read(self, key: int) -> None:
         """Allocate memory for an offloaded value and start to read it back."""
         value = self._values[key]
+        value.pending = []  # before the value counts as being read: `abort` must not take its writes for reads
         self._enter(key, Residence.READING)
         if value.stays:
             return
         if key in self._static:
             self._add_offloaded(-sum(value.nbytes))
-            value.pending = []
             # appended one by one: if the next allocation fails, `abort` must wait for the reads before it
             for index in range(len(value.tensors)):
                 value.pending.append(self._restore(key, index, value))
@@ -261,27 +268,48 @@ class OffloadEngine:
     def abort(self) -> None:
         """End a failed step: wait for pending transfers and restore all static tensors.
 
-        Raises StoreError if the store cannot return one of them.
+        What a signal's handler raises meanwhile, such as the second of two Ctrl-C, does not end that: a tensor on which it
+        arrives is restored again. KeyboardInterrupt and SystemExit are raised afterwards.
+
+        Raises StoreError if the store cannot return a tensor.
         """
-        problems = []
-        self._add_offloaded(-self._offloaded_static_bytes)
-        for key, value in self._values.items():
-            self._wait(value)
-            in_memory = value.residence in (Residence.MEMORY, Residence.WRITING)
-            if key not in self._static or value.stays or in_memory:
-                continue
-            reads = value.pending if value.residence is Residence.READING else []
-            for index in range(len(value.tensors)):
-                if index < len(reads) and reads[index].exception() is None:
+        problems: list[str] = []
+        late: BaseException | None = None
+        left = [(key, part) for key, value in self._values.items() for part in range(max(1, len(value.tensors)))]
+        failures = 0
+        while left:
+            try:
+                problem = self._bring_back(*left[-1])
+            except Exception as error:  # noqa: BLE001 - a handler may raise anything
+                failures += 1
+                if failures < ATTEMPTS:
                     continue
-                try:
-                    problem = self._restore(key, index, value).exception()
-                except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError if there is no memory
-                    problem = error
-                problems += [str(problem)] if problem is not None else []
+                problem = error
+            except BaseException as error:  # noqa: BLE001 - raised below
+                late = error
+                continue
+            problems += [] if problem is None else [str(problem)]
+            failures = 0
+            left.pop()
         self._values = {}
         if problems:
             raise StoreError(f"{problems[0]}, and a weight or its optimizer state is lost; load a checkpoint")
+        if late is not None:
+            raise late
+
+    def _bring_back(self, key: int, part: int) -> BaseException | None:
+        """Wait for a value's transfers, and restore one of its tensors if it is static and away; return the store's error."""
+        if self._offloaded_static_bytes:
+            self._add_offloaded(-self._offloaded_static_bytes)
+        value = self._values[key]
+        self._wait(value)
+        in_memory = value.residence in (Residence.MEMORY, Residence.WRITING)
+        if key not in self._static or value.stays or in_memory or part == len(value.tensors):
+            return None
+        reads = value.pending if value.residence is Residence.READING else []
+        if part < len(reads) and reads[part].exception() is None:
+            return None
+        return self._restore(key, part, value).exception()
 
     def _add_offloaded(self, nbytes: int) -> None:
         self._offloaded_static_bytes += nbytes
@@ -289,8 +317,9 @@ class OffloadEngine:
             self._memory.set_offloaded(self._offloaded_static_bytes)
 
     def _report(self, problem: str) -> None:
-        if not self.problem:
-            _log.warning("%s. The value stays in memory, so this step exceeds its planned bytes", problem)
+        if not self.problem and problem != self._reported:  # each step may have the same
+            _log.warning("%s. The value stays in memory, so the step exceeds its planned bytes", problem)
+            self._reported = problem
         self.problem = problem
 
     def _restore(self, key: int, index: int, value: _Value) -> "Future[torch.Tensor]":

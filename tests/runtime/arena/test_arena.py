@@ -528,6 +528,18 @@ def test_a_step_that_is_never_the_same_is_left_to_malloc(warned):
     assert "it uses malloc from now on" in warned[-1]
 
 
+def test_a_step_that_differs_now_and_then_keeps_its_arena(warned, monkeypatch):
+    monkeypatch.setattr("autotune.runtime.arena.FAULTLESS_STEPS", 3)
+    arena = StepArena()
+    for size in range(3 * MAX_RECORDINGS):
+        for _ in range(6):
+            with arena.step():
+                assert chain(4, KIB * (1 + size)) == 16
+    assert arena.bytes > 0
+    assert len(warned) == 3 * MAX_RECORDINGS - 1
+    assert all(line.endswith("it is recorded again") for line in warned)
+
+
 MEASURED = """
     import ctypes
     from contextlib import nullcontext

@@ -1,6 +1,7 @@
 """What leaves a step and comes back, whatever the store does: the step ends right, or with one clear error and the weights."""
 
 import errno
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -20,11 +21,13 @@ from autotune.ir.costs import Costs, StoreCost
 from autotune.ir.graph import Phase, Role
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import Run, Schedule, lower
+from autotune.planners import make_plan
 from autotune.planners.offload.window import OffloadWindow
 from autotune.runtime.executor import Executor
 from autotune.runtime.offload.engine import OffloadEngine
 from autotune.runtime.offload.slots import offloaded_values, slot_sizes
 from autotune.runtime.stores import open_store
+from autotune.runtime.train_step import TrainStep
 from autotune.workloads.workload import Workload
 from tests.support.eager import eager_step, tensors, worst_difference
 from tests.support.small import make
@@ -138,6 +141,91 @@ def test_a_step_that_is_broken_off_leaves_the_users_own_as_it_was(until: str):
         with pytest.raises(KeyboardInterrupt):
             step()
         assert torch.equal(weight, torch.arange(1000.0))
+
+
+class Interrupted(Memory):
+    """A store in which an exception of a signal's handler arrives, once each, during the reads with these numbers."""
+
+    def __init__(self, *reads: int, error: type[BaseException] = KeyboardInterrupt) -> None:
+        super().__init__()
+        self.reads, self.error, self.count = {*reads}, error, 0
+
+    def fetch(self, key: int, into: torch.Tensor | None = None) -> "Future[torch.Tensor]":
+        self.count += 1
+        if self.count in self.reads:
+            raise self.error
+        return super().fetch(key, into)
+
+
+@pytest.mark.parametrize(("error", "raised"), [(KeyboardInterrupt, KeyboardInterrupt), (RuntimeError, ValueError)])
+def test_a_second_interrupt_waits_until_all_weights_are_back(error: type[BaseException], raised: type[BaseException]):
+    weights = [torch.arange(100.0) + number for number in range(4)]
+    store = Interrupted(1, 3, error=error)
+    engine = OffloadEngine(store, {key: lambda key=key: [weights[key]] for key in range(4)}, 4)
+
+    def step() -> None:
+        with engine:
+            for key in range(4):
+                engine.start_write(key)
+                engine.finish_write(key)
+            raise ValueError("the step failed")
+
+    with pytest.raises(raised):
+        step()
+    assert all(torch.equal(weight, torch.arange(100.0) + number) for number, weight in enumerate(weights))
+    with engine:
+        pass
+
+
+def test_an_interrupt_just_before_a_weight_is_read_back_does_not_lose_it():
+    weight = torch.arange(100.0)
+
+    class Told:
+        """The interrupt arrives while the allocator hears that the weight returns."""
+
+        def set_offloaded(self, nbytes: int) -> None:
+            if nbytes == 0 and weight.untyped_storage().nbytes() == 0 and not stopped:
+                stopped.append(True)
+                raise KeyboardInterrupt
+
+        def allocate(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+            storage.resize_(nbytes)
+
+    stopped: list[bool] = []
+    engine = OffloadEngine(Memory(), {0: lambda: [weight]}, 1, Told())
+
+    def step() -> None:
+        with engine:
+            engine.start_write(0)
+            engine.finish_write(0)
+            engine.start_read(0)
+
+    with pytest.raises(KeyboardInterrupt):
+        step()
+    assert stopped
+    assert torch.equal(weight, torch.arange(100.0))
+
+
+def test_what_keeps_a_value_in_memory_is_logged_once_and_not_in_every_step():
+    store, tensor = Memory(), torch.arange(4)
+    engine = OffloadEngine(store, {}, 1)
+    store.broken = {0: "write"}
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("autotune.runtime.offload.engine")
+    logger.addHandler(handler)
+    try:
+        for _ in range(3):
+            with engine:
+                engine.start_write(0, tensor)
+                engine.finish_write(0)
+                engine.start_read(0)
+                engine.finish_read(0)
+            assert "cannot write slot 0" in engine.problem
+    finally:
+        logger.removeHandler(handler)
+    assert len(lines) == 1
 
 
 def test_a_weight_that_the_store_lost_is_told_with_the_way_out():
@@ -315,6 +403,23 @@ def test_a_step_interrupted_anywhere_leaves_the_weights_in_memory(tmp_path: Path
                 step.run(after=interrupt)
             full = [p.untyped_storage().nbytes() == p.numel() * 4 for p in step.workload.model.parameters()]
             assert all(full)
+
+
+def test_a_step_that_is_closed_while_it_runs_brings_its_weights_back_and_closes_then(tmp_path: Path):
+    workload, other = (make(deep, (4, 8)) for _ in range(2))
+    graph = capture(workload).graph
+    costs = replace(Costs.unit(graph), stores={"ssd": StoreCost(1e9, 1e9, 5e8, 5e8)})
+    planners = {"offload": {"planner": "window", "window": 1, "store": "ssd", "share": 1.0, "what": "all"}}
+    plan = make_plan(graph, planners, 0, costs)
+    assert {swap.value for swap in plan.offload} & set(graph.static)
+    step = TrainStep(
+        workload.model, workload.loss_fn, workload.optimizer, workload.batch, plan, stores={"ssd": tmp_path}
+    )
+    step.on_gradient = lambda *_: step.close()  # as the handler of a signal may
+    loss = step(workload.batch)
+    assert torch.equal(loss, eager_step(other)[0])
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_backward_that_never_comes_leaves_the_next_step_right(tmp_path: Path):
