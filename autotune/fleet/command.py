@@ -97,6 +97,8 @@ class CommandChannel:
                 self._frames += self._reader.feed(data)
             except ValueError as error:
                 raise FarEndLostError(self._explain(f"{error}")) from None
+            if self._reader.is_inside:  # a large reply comes in parts
+                deadline = time.monotonic() + limit
         self._is_alive = True
         return self._frames.pop(0)
 

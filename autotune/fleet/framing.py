@@ -35,18 +35,19 @@ class FrameReader:
 
     noise: bytes = b""
     """Last bytes that were outside of frames."""
+    is_inside: bool = False
+    """True while a frame has begun and not ended."""
     _parts: list[bytes] = field(default_factory=list)
     _size: int = 0
-    _inside: bool = False
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the frames that these bytes complete; ValueError for a frame of more than `MAX_FRAME_BYTES`."""
         frames = []
         while data:
-            if not self._inside:
+            if not self.is_inside:
                 noise, separator, data = data.partition(SEPARATOR)
                 self.noise = (self.noise + noise)[-MAX_NOISE_BYTES:]
-                self._inside = bool(separator)
+                self.is_inside = bool(separator)
                 continue
             part, end, data = data.partition(b"\n")
             self._parts.append(part)
@@ -56,5 +57,5 @@ class FrameReader:
             if end:
                 # a frame that a lost writer left unfinished ends where the next one begins
                 frames.append(b"".join(self._parts).rpartition(SEPARATOR)[2].rstrip(b"\r"))
-                self._parts, self._size, self._inside = [], 0, False
+                self._parts, self._size, self.is_inside = [], 0, False
         return frames

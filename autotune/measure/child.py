@@ -31,6 +31,11 @@ from autotune.records.measurement import Outcome
 DETAIL_LINES = 3
 """Number of last lines of a dead child's log that a measurement quotes."""
 
+POLL_SECONDS = 1.0
+"""Time after which a wait for a reply looks whether the child still lives."""
+EXIT_SECONDS = 10.0
+"""Time for the exit of a child that closed its pipe."""
+
 # the harness sets malloc's options itself; variables that decide speed are the user's, as in the training loop
 _NOT_INHERITED = ("MALLOC_", "GLIBC_TUNABLES")
 # joins the cgroup before Python starts, so that the interpreter is charged as well
@@ -155,8 +160,14 @@ class Child:
     def _receive(self, deadline: float) -> Any:
         while b"\n" not in self._unread:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._replies], [], [], left)[0]:
+            if left <= 0:
                 raise TimeoutError
+            # a process that the child forked may hold the pipe open when the child has died
+            has_ended = not self.alive
+            if not select.select([self._replies], [], [], 0 if has_ended else min(left, POLL_SECONDS))[0]:
+                if has_ended:
+                    raise EOFError
+                continue
             data = os.read(self._replies, 1 << 20)
             if not data:
                 raise EOFError
@@ -166,7 +177,14 @@ class Child:
 
     def _explain_death(self) -> ChildError:
         """Return the error for a child that closed its pipe without a reply."""
-        code = self._process.wait()
+        try:
+            code = self._process.wait(EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.end()
+            reason = (
+                f"closed its pipe, but did not exit within {EXIT_SECONDS:g} s: a thread that is no daemon may run on"
+            )
+            return ChildError(Outcome.CRASHED, self._with_log(reason))
         last_lines = self._last_lines()
         killed_for_memory = code == -signal.SIGKILL and oom_kills(self._cgroup) > self._kills
         self.end()
@@ -208,7 +226,7 @@ def _create_cgroup(limit_bytes: int | None) -> OwnCgroup | None:
         return None
     try:
         if limit_bytes is not None:
-            limit_cgroup(created.cgroup, limit_bytes)
+            limit_cgroup(created.cgroup, min(limit_bytes, created.cgroup.limit_bytes() or limit_bytes))
     except OSError:
         created.remove()
         return None

@@ -90,13 +90,11 @@ def create_context(torch: Any) -> None:
 
 
 def available_bytes(root: Path = _ROOT) -> int:
-    """Return the bytes that processes may still take: those available on the machine, or left by a container's limit."""
+    """Return the bytes that processes may still take: those available on the machine, or left by a limit of a container or job."""
     available = psutil.virtual_memory().available
     home = Cgroup.current(root)
-    limit = home.limit_bytes() if home is not None else None
-    if home is None or limit is None:
-        return available
-    return min(available, max(0, limit - home.usage_bytes()))
+    tightest = home.tightest_limit() if home is not None else None
+    return available if tightest is None else min(available, tightest[0])
 
 
 def oom_kills(cgroup: Cgroup | None, root: Path = _ROOT) -> int:

@@ -57,6 +57,11 @@ def plan_tolerance(device_kind: str) -> float:
 
 def explain_eager_failure(workload: WorkloadRef, baseline: Measurement) -> ConfigError:
     """Return the error for a workload whose step fails in plain PyTorch."""
+    if baseline.outcome is Outcome.DISK_FULL:  # the step's results are files of the run
+        return ConfigError(
+            f"{workload}: the results of the step in plain PyTorch could not be written: {baseline.detail}; free space on the "
+            "disk of the run directory, or name another one with runs"
+        )
     outcome = baseline.outcome.value.replace("_", " ")
     return ConfigError(
         f"{workload}: the step in plain PyTorch failed ({outcome}): {baseline.detail}; "

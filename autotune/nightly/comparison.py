@@ -9,11 +9,13 @@ from enum import StrEnum
 from autotune.study.verdicts.statistics import RatioInterval, compare_ratios
 
 ASSUMED_SPREAD = 0.02
-"""Relative spread of nights, assumed until `MIN_NIGHTS` are recorded."""
+"""Relative spread of nights, assumed until `MIN_NIGHTS` are recorded, and in part until `ENOUGH_NIGHTS` are."""
 MIN_SPREAD = 0.005
 """Lower limit of the estimated spread: a few nights may agree by accident."""
 MIN_NIGHTS = 3
 """Number of nights needed to estimate their spread."""
+ENOUGH_NIGHTS = 8
+"""Number of nights from which the estimate stands alone: three nights that agree by accident say little."""
 MAX_SPREADS = 2.0
 """Distance from the median of past nights, in spreads, above which a night counts as an outlier."""
 NOTABLE_BYTES = 0.01
@@ -24,9 +26,12 @@ def estimate_spread(nights: Sequence[float]) -> float:
     """Return the relative spread of past nights' ratios around their median, robust against outliers."""
     if len(nights) < MIN_NIGHTS:
         return ASSUMED_SPREAD
-    middle = statistics.median(nights)
-    # 1.4826 scales the median absolute deviation to a standard deviation
-    return max(MIN_SPREAD, 1.4826 * statistics.median(abs(math.log(night / middle)) for night in nights))
+    middle, count = statistics.median(nights), len(nights)
+    # 1.4826 scales the median absolute deviation to a standard deviation; of few nights it is too small
+    scale = 1.4826 * (count / (count - 0.8) if count < ENOUGH_NIGHTS else 1)
+    estimate = scale * statistics.median(abs(math.log(night / middle)) for night in nights)
+    assumed = max(0.0, 1 - count / ENOUGH_NIGHTS)
+    return max(MIN_SPREAD, math.sqrt(assumed * ASSUMED_SPREAD**2 + (1 - assumed) * estimate**2))
 
 
 class Standing(StrEnum):
@@ -78,5 +83,5 @@ def is_decided(change: RatioInterval, gain: float) -> bool:
 
 
 def is_memory_regression(now: int, nights: Sequence[int]) -> bool:
-    """Return true if a step is charged notably more bytes than in any recorded night."""
+    """Return true if a step is charged notably more bytes than in any of these nights."""
     return bool(nights) and now > (1 + NOTABLE_BYTES) * max(nights)

@@ -26,7 +26,9 @@ from autotune.nightly.history import (
     good_nights,
     plan_identity,
     recent_medians,
+    record_bytes,
     record_ratios,
+    undisturbed_nights,
 )
 from autotune.nightly.rounds import PlanRounds, RoundRunner
 from autotune.records import plan_file as planfile
@@ -67,7 +69,7 @@ class EntrySession:
     def __post_init__(self) -> None:
         self.began = time.monotonic()
         self.home.directory.mkdir(parents=True, exist_ok=True)
-        self.home.reconcile()
+        damaged = self.home.reconcile()
         self.champion = self.home.read(self.home.champion)
         self.pending = self.home.read(self.home.challenger)
         self.nights = good_nights(self.home.history(), _identity(self.champion))
@@ -76,7 +78,7 @@ class EntrySession:
         self.result = NightRecord(
             self.night, self.entry.key, NightVerdict.SAME, champion=champion, pending=pending, started=time.time()
         )
-        self.notes: list[str] = []
+        self.notes = [damaged] if damaged else []
         self.rounds = RoundRunner(self.runner, self.interrupts, self.deadline)
         self.is_up = False
         """True if the device answered."""
@@ -200,13 +202,22 @@ class EntrySession:
         """Measure until the champion clearly keeps or misses its record, or the time is up."""
 
         def is_clear(rounds: list[PlanRounds]) -> bool:
-            return not self.nights or self.compare(rounds[0]).standing is not Standing.UNCLEAR
+            return not self.timed_nights or self.compare(rounds[0]).standing is not Standing.UNCLEAR
 
         measured = self.rounds.measure([champion], self.rules_of, VERIFY_SHARE, is_clear)[0]
-        if measured.disturbed:
-            self.conditions = replace(self.conditions, disturbed=measured.disturbed[-1])
-            self.notes.append(f"disturbed: {measured.disturbed[-1]}")
+        self.note_disturbance(measured)
         return measured
+
+    def note_disturbance(self, rounds: PlanRounds) -> None:
+        """Record that other work disturbed these times, which then form no part of the champion's record."""
+        if rounds.disturbed:
+            self.conditions = replace(self.conditions, disturbed=rounds.disturbed[-1])
+            self.notes.append(f"disturbed: {rounds.disturbed[-1]}")
+
+    @property
+    def timed_nights(self) -> list[NightRecord]:
+        """Past nights whose times this night's are compared with."""
+        return undisturbed_nights(self.nights)
 
     def rules_of(self, file: PlanFile) -> Rules:
         """Return the rules that a study applied to a plan, on this machine."""
@@ -215,12 +226,12 @@ class EntrySession:
 
     def compare(self, rounds: PlanRounds) -> HistoryComparison:
         """Compare the champion's rounds with its history."""
-        record, medians = record_ratios(self.nights), recent_medians(self.nights)
+        record, medians = record_ratios(self.timed_nights), recent_medians(self.timed_nights)
         return compare_with_history(rounds.turns, record, medians, self.options.slower)
 
     def change_from_record(self, rounds: PlanRounds) -> RatioInterval | None:
         """Return the champion's time over its record; None without a record or without samples."""
-        return self.compare(rounds).change if self.nights and len(rounds.turns) > 1 else None
+        return self.compare(rounds).change if self.timed_nights and len(rounds.turns) > 1 else None
 
     def record_rounds(self, rounds: PlanRounds) -> None:
         """Copy the champion's measurements to the result."""
@@ -244,7 +255,7 @@ class EntrySession:
         """Return the failure or the bytes that speak against the plan, however busy the machine was; empty for none."""
         if rounds.plan_error:
             return rounds.plan_error
-        before = [night.charged_bytes for night in self.nights if night.charged_bytes is not None]
+        before = record_bytes(self.nights)
         if rounds.charged_bytes is not None and is_memory_regression(rounds.charged_bytes, before):
             return f"charged {format_percent(rounds.charged_bytes / max(before))} vs. its record"
         return ""
@@ -257,6 +268,8 @@ class EntrySession:
             verdict, detail = NightVerdict.INCONCLUSIVE, rounds.error
         elif not self.nights:
             verdict, detail = NightVerdict.NEW, "first night of this champion"
+        elif not self.timed_nights:
+            verdict, detail = NightVerdict.NEW, "no night before was undisturbed: its times are compared with none"
         elif (comparison := self.compare(rounds)).standing is not Standing.SAME:
             limit = format_percent(1 + self.options.slower)
             detail = f"time {comparison.change} vs. its record: {limit} cannot be excluded in the time of this entry"
@@ -316,6 +329,7 @@ class EntrySession:
         """Make a plan the first champion; this night begins its record."""
         name = _identity(candidate)
         (rounds,) = self.rounds.measure([candidate], self.rules_of, VERIFY_SHARE, self.is_duel_decided)
+        self.note_disturbance(rounds)
         self.result = replace(self.result, turns=tuple(rounds.turns), charged_bytes=rounds.charged_bytes)
         if rounds.failed is not None:
             self.result = replace(self.result, verdict=NightVerdict.INCONCLUSIVE, detail=rounds.error)

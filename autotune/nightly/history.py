@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from autotune.errors import ConfigError, PlanError
 from autotune.nightly.diagnosis import Cause, Conditions
 from autotune.records import plan_file as planfile
 from autotune.records.json_codec import append_line, read_lines
@@ -115,16 +116,25 @@ class EntryDirectory:
         append_line(self.history_file, night)
         self.reconcile()
 
-    def reconcile(self) -> None:
-        """Make the plan files agree with the history, whose last night may have ended before it updated them."""
+    def reconcile(self) -> str:
+        """Make the plan files agree with the history, whose last night may have ended before it updated them.
+
+        Returns a note where the challenger cannot be read: it is moved aside, so that later nights do without it.
+        """
         if not self.challenger.exists():
-            return
+            return ""
         history = self.history()
-        challenger = plan_identity(planfile.read(self.challenger))
+        try:
+            challenger = plan_identity(planfile.read(self.challenger))
+        except (ConfigError, PlanError) as error:
+            damaged = self.challenger.with_suffix(".json.damaged")
+            self.challenger.replace(damaged)
+            return f"the challenger is moved to {damaged.name}: {error}"
         if history and history[-1].promoted == challenger:
             self.challenger.replace(self.champion)
         elif not history or history[-1].pending != challenger:
             self.challenger.unlink()
+        return ""
 
     def read(self, path: Path) -> PlanFile | None:
         """Return a plan file, or None if it does not exist."""
@@ -140,6 +150,16 @@ def good_nights(history: Sequence[NightRecord], champion: str) -> list[NightReco
     """Return this champion's nights without a regression or an error."""
     good = (NightVerdict.SAME, NightVerdict.NEW, NightVerdict.PROMOTED)
     return [night for night in history if night.champion == champion and night.verdict in good and len(night.turns) > 1]
+
+
+def undisturbed_nights(nights: Sequence[NightRecord]) -> list[NightRecord]:
+    """Return the nights whose times other work did not disturb; only these are evidence of the champion's time."""
+    return [night for night in nights if not night.conditions.disturbed]
+
+
+def record_bytes(nights: Sequence[NightRecord]) -> list[int]:
+    """Return the charged bytes of the nights that form a champion's record; like times, they would follow a slow rise."""
+    return [night.charged_bytes for night in nights if night.charged_bytes is not None][:RECORD_NIGHTS]
 
 
 def record_ratios(nights: Sequence[NightRecord]) -> list[float]:

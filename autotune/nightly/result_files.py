@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from autotune.nightly.history import NightRecord, NightVerdict
 from autotune.nightly.results import NightResults, worst_error
-from autotune.records.json_codec import to_json
+from autotune.records.json_codec import to_json, without_infinities
 from autotune.records.run_dir import write_json, write_text
 from autotune.units import mib
 
@@ -30,15 +30,16 @@ def write_results(directory: Path, results: NightResults) -> None:
 def to_document(results: NightResults) -> dict[str, Any]:
     """Return the JSON document of `--json`."""
     error = worst_error(results)
-    return {
+    document = {
         "schema": SCHEMA,
         "night": results.name,
         "config": results.config,
         "exit_code": 128 + results.interrupted if results.interrupted else error.exit_code if error else 0,
-        "entries": [to_json(night) | {"ratio": night.ratio} for night in results.nights],
+        "entries": [to_json(night) | _name_time(night) for night in results.nights],
         "left": list(results.left),
         "interrupted": results.interrupted,
     }
+    return {key: without_infinities(value) for key, value in document.items()}
 
 
 def build_table(results: NightResults) -> list[tuple[str, ...]]:
@@ -101,11 +102,21 @@ def build_row(night: NightRecord) -> tuple[str, ...]:
     )
 
 
+def _name_time(night: NightRecord) -> dict[str, float | None]:
+    """Return the time over eager's; where eager does not fit, the seconds of a step."""
+    has_eager = night.conditions.baseline_seconds is not None
+    return {
+        "ratio": night.ratio if has_eager else None,
+        "seconds_per_step": None if has_eager else night.ratio,
+    }
+
+
 def _format_time(night: NightRecord) -> str:
     if night.ratio is None:
         return "-"
+    unit = " s" if night.conditions.baseline_seconds is None else ""
     interval = night.interval
-    return f"{night.ratio:.3f}" + (f" ({interval.low:.3f} to {interval.high:.3f})" if interval else "")
+    return f"{night.ratio:.3f}{unit}" + (f" ({interval.low:.3f} to {interval.high:.3f})" if interval else "")
 
 
 def _markdown_line(cells: list[str]) -> str:

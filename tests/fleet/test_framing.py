@@ -2,12 +2,15 @@
 
 import json
 import math
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.fleet import framing
+from autotune.fleet import command, framing
+from autotune.fleet.channel import FarEndLostError
 from autotune.fleet.framing import FrameReader, to_frame
 
 JSON = st.recursive(
@@ -52,3 +55,24 @@ def test_a_large_frame_costs_time_in_proportion_to_its_size(monkeypatch: pytest.
     with pytest.raises(ValueError, match="a frame exceeds 5000 bytes"):
         FrameReader().feed(framing.SEPARATOR + b"x" * 5001)
     assert math.isfinite(framing.MAX_FRAME_BYTES)
+
+
+def receive(script: str, log: Path) -> bytes:
+    """Return the first frame of a command."""
+    channel = command.CommandChannel([sys.executable, "-c", script], log)
+    try:
+        return channel._receive()
+    finally:
+        channel.close()
+
+
+def test_a_large_reply_that_arrives_in_parts_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(command, "START_SECONDS", 1.0)
+    parts = ["\x1e[1", *[", 1"] * 6, "]\n"]
+    script = (
+        f"import sys, time\nfor part in {parts!r}:\n    sys.stdout.write(part); sys.stdout.flush(); time.sleep(0.3)"
+    )
+    assert json.loads(receive(script, tmp_path / "log")) == [1] * 7
+    noise = "import time\nwhile True:\n    print('still booting', flush=True); time.sleep(0.3)"
+    with pytest.raises(FarEndLostError, match="no sign of life for 1 s"):
+        receive(noise, tmp_path / "log")

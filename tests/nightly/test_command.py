@@ -161,6 +161,19 @@ def test_a_sample_is_a_block_of_the_harness():
     assert block_means([1.0] * BLOCK_STEPS + [2.0] * BLOCK_STEPS) == [1.0, 2.0]
 
 
+def test_versions_are_those_that_python_imports_and_a_broken_installation_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for place, version in (("first", "2.0"), ("second", "1.0")):
+        (tmp_path / place / f"thing-{version}.dist-info").mkdir(parents=True)
+        metadata = f"Metadata-Version: 2.1\nName: Thing\nVersion: {version}\n"
+        (tmp_path / place / f"thing-{version}.dist-info" / "METADATA").write_text(metadata)
+    (tmp_path / "first" / "broken-1.0.dist-info").mkdir()  # pip was interrupted
+    for place in ("second", "first"):
+        monkeypatch.syspath_prepend(tmp_path / place)
+    assert collect_machine_conditions().environment["thing"] == "2.0"
+
+
 def test_conditions_hold_what_a_cause_is_told_by():
     machine = replace(collect_machine_conditions(), busy=0.25)
     conditions = collect_conditions(machine, DEVICE, "0123456789abcdef", baseline_seconds=0.5)

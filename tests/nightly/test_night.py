@@ -19,7 +19,7 @@ from autotune.nightly import parallel
 from autotune.nightly.diagnosis import Cause, Conditions
 from autotune.nightly.history import EntryDirectory, NightVerdict, plan_identity
 from autotune.nightly.night import NightJob, latest_night, run_night
-from autotune.nightly.result_files import to_document
+from autotune.nightly.result_files import build_row, to_document
 from autotune.nightly.results import worst_error
 from autotune.records import plan_file as planfile
 from autotune.records.json_codec import append_line
@@ -163,6 +163,35 @@ def test_what_keeps_the_record_is_no_regression_though_the_last_nights_were_fast
         bench.night(f"n1{number}")
     bench.runner.pace[CHAMPION] = 1.0
     assert bench.night("n9").verdict is NightVerdict.SAME
+
+
+def test_a_slow_rise_of_bytes_is_held_to_the_first_nights(bench: Bench):
+    bench.refines = False
+    bench.crown(nights=[])
+    verdicts = []
+    for number in range(30):
+        bench.runner.extra_bytes = 800 * number  # a thousandth a night
+        verdicts.append(bench.night(f"n{number:02d}").verdict)
+    assert NightVerdict.REGRESSION in verdicts
+
+
+def test_times_of_a_disturbed_night_are_no_record(bench: Bench):
+    bench.refines = False
+    bench.runner.pace[CHAMPION], bench.runner.disturbed = 1.1, lambda number: True
+    bench.crown(nights=["n0", "n1"])
+    bench.runner.pace[CHAMPION], bench.runner.disturbed = 1.0, lambda number: False
+    first = bench.night("n2")
+    assert (first.verdict, first.change) == (NightVerdict.NEW, None)
+    assert "no night before was undisturbed" in first.detail
+    bench.runner.pace[CHAMPION] = 1.08  # less than in the disturbed nights
+    assert bench.night("n3").verdict is NightVerdict.REGRESSION
+
+
+def test_a_disturbed_first_champion_is_recorded_as_disturbed(bench: Bench):
+    bench.search.finds, bench.runner.disturbed = CHAMPION, lambda number: True
+    night = bench.night("n1")
+    assert night.verdict is NightVerdict.NEW
+    assert night.conditions.disturbed
 
 
 def test_a_slow_decline_is_held_to_the_first_nights(bench: Bench):
@@ -412,6 +441,10 @@ def test_seconds_of_a_night_in_which_eager_does_not_fit_are_not_compared_with_ra
     night = bench.night("n9")
     assert (night.verdict, night.change) == (NightVerdict.NEW, None)
     assert "4 nights with a measurement of eager are not compared" in night.detail
+    results = bench.run("n10", bench.options())
+    (entry,) = to_document(results)["entries"]
+    assert (entry["ratio"], entry["seconds_per_step"]) == (None, 5.0)
+    assert build_row(results.nights[0])[2].startswith("5.000 s (")
 
 
 def test_another_graph_makes_the_plan_stale_and_its_successor_is_promoted_after_two_nights(bench: Bench):
@@ -511,6 +544,16 @@ def test_one_bad_entry_does_not_end_the_night(bench: Bench):
     results = bench.run("n1", bench.options("bad", "good"))
     assert [night.verdict for night in results.nights] == [NightVerdict.FAILED, NightVerdict.NEW]
     assert exit_code(results) == 2
+
+
+def test_a_challenger_that_cannot_be_read_is_set_aside_and_costs_no_night(bench: Bench):
+    bench.crown()
+    bench.home().challenger.write_text('{"schema": 0}')
+    night = bench.night("n9")
+    assert night.verdict is NightVerdict.SAME
+    assert "challenger is moved to challenger.json.damaged" in night.detail
+    assert not bench.home().challenger.exists()
+    assert bench.home().challenger.with_name("challenger.json.damaged").exists()
 
 
 def test_a_fault_of_ours_in_one_entry_costs_no_other_its_night_and_is_1(bench: Bench, capsys):

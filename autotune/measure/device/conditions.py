@@ -27,7 +27,11 @@ class MachineConditions:
 
 def collect_machine_conditions() -> MachineConditions:
     """Return the conditions of this machine; takes a second in which this process sleeps, to measure the load."""
-    packages = {package.name.lower(): package.version for package in distributions()}
+    packages: dict[str, str] = {}
+    for package in distributions():  # the first of a name is the one that Python imports
+        name: str | None = package.metadata["Name"]  # an interrupted installation leaves a directory without metadata
+        if name and package.version:
+            packages.setdefault(name.lower(), package.version)
     code = {"commit": git_sha()[:12], "uncommitted": hash_uncommitted(), "autotune": packages.pop(DISTRIBUTION, "")}
     environment = {
         "kernel": os.uname().release,

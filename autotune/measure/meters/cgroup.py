@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import signal
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,11 +55,22 @@ class Cgroup:
         # v1 writes a number near 2^63 for no limit
         return None if text == "max" or int(text) >= 2**60 else int(text)
 
+    def tightest_limit(self) -> tuple[int, int] | None:
+        """Return (bytes left, limit) where a limit leaves the fewest bytes: its own or one around it; None without any."""
+        found = []
+        for path in (self.path, *self.path.parents):
+            if not (path / "cgroup.procs").exists():
+                break
+            cgroup = Cgroup(path, self.version)
+            if (limit := cgroup.limit_bytes()) is not None:
+                found.append((max(0, limit - cgroup.usage_bytes()), limit))
+        return min(found, default=None)
+
     def file_bytes(self) -> int:
         """Return the page cache of files, without tmpfs."""
-        stat = dict(line.split() for line in (self.path / "memory.stat").read_text(encoding="utf-8").splitlines())
+        counts = dict(line.split() for line in (self.path / "memory.stat").read_text(encoding="utf-8").splitlines())
         cache, shmem = ("total_cache", "total_shmem") if self.version == 1 else ("file", "shmem")
-        return max(0, int(stat[cache]) - int(stat[shmem]))
+        return max(0, int(counts[cache]) - int(counts[shmem]))
 
     def oom_kills(self) -> int:
         """Count the processes that the kernel killed here for memory so far."""
@@ -89,9 +102,10 @@ class CgroupMeter:
             return "the kernel shows no memory cgroup"
         if not self._cgroup.path.name.startswith(PREFIX):
             return f"this process shares {self._cgroup.path} with others"
-        name = "memory.max_usage_in_bytes" if self._cgroup.version == 1 else "memory.peak"
-        if not os.access(self._cgroup.path / name, os.W_OK):
-            return f"{self._cgroup.path / name} cannot be reset (v2 needs Linux 6.12)"
+        path = self._cgroup.path / ("memory.max_usage_in_bytes" if self._cgroup.version == 1 else "memory.peak")
+        # root has access to every file, also to one that the kernel lets nobody write
+        if not os.access(path, os.W_OK) or not path.stat().st_mode & stat.S_IWUSR:
+            return f"{path} cannot be reset (v2 needs Linux 6.12)"
         return ""
 
     def now_bytes(self) -> int:
@@ -175,8 +189,9 @@ class OwnCgroup:
         self.remove()
 
     def remove(self) -> None:
-        """Remove the cgroup after its processes have ended; a killed process leaves some milliseconds later."""
+        """Kill the processes that are left, and remove the cgroup; a killed process leaves some milliseconds later."""
         for _ in range(50):
+            self._kill_processes()
             try:
                 self.cgroup.path.rmdir()
             except FileNotFoundError:
@@ -185,6 +200,17 @@ class OwnCgroup:
                 time.sleep(0.02)
             else:
                 return
+
+    def _kill_processes(self) -> None:
+        """Kill what a session of its own, such as a compiler's, kept from the signal to its process group."""
+        try:
+            pids = (self.cgroup.path / "cgroup.procs").read_text(encoding="utf-8").split()
+        except OSError:
+            return
+        for pid in map(int, pids):
+            if pid > 0 and pid != os.getpid():  # 0 stands for a process of another namespace
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def remove_stale(root: Path = _ROOT) -> None:
@@ -209,8 +235,13 @@ def _make(home: Cgroup, name: str) -> Cgroup:
             control = place / "cgroup.subtree_control"
             if "memory" not in control.read_text(encoding="utf-8").split():
                 control.write_text("+memory", encoding="utf-8")
-            (place / name).mkdir(exist_ok=True)
-            return Cgroup(place / name, 2)
+            made = Cgroup(place / name, 2)
+            made.path.mkdir(exist_ok=True)
+            if place != home.path and (limit := home.limit_bytes()) is not None:
+                (made.path / "memory.max").write_text(
+                    str(limit), encoding="utf-8"
+                )  # beside home, its limit does not hold
+            return made
         except OSError as error:
             problem = error
     raise problem

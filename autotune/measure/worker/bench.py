@@ -120,7 +120,7 @@ class Bench:
         )
         op_costs = profile(program, cache=self._spec.profile_cache, listen=listen)
         costs = measure_stores(op_costs, self._spec.stores, self._spec.device_kind)
-        environment = read_speed_environment(torch.get_num_threads(), torch.get_num_interop_threads())
+        environment = read_speed_environment(self._eager.own_threads, torch.get_num_interop_threads())
         device = replace(this_device(self._spec.device_kind), environment=environment)
         loop = str(self._eager.workload.loop)
         floor_bytes = self._floor_bytes()
@@ -135,7 +135,7 @@ class Bench:
     def measure_eager_peak(self, results: Path) -> MemoryPeak:
         """Run plain eager steps, write their results to a directory, and measure peak and floor."""
         self.write_eager_results(results)
-        with self._eager.factory_format():
+        with self._eager.factory_settings():
             peak_bytes, meter = self._peak(lambda: _drop(self._eager.step()))
             return MemoryPeak(peak_bytes, self._floor_bytes(), meter, self._free_bytes())
 
@@ -211,7 +211,7 @@ class Bench:
         stack = contextlib.ExitStack()
         timing = self._timing = _Timing(plan, self._eager.step, stack)
         if plan is None:
-            stack.enter_context(self._eager.factory_format())
+            stack.enter_context(self._eager.factory_settings())
         else:
             timing.arena = self._plans.arena(plan)
             timing.step, timing.executor = stack.enter_context(self._plans.running(plan, arena=timing.arena))
@@ -228,7 +228,10 @@ class Bench:
         assert self._timing is not None
         timing = self._timing
         digests = self._hash_steps(timing.step, done=timing.steps)
-        timing.steps, timing.is_rested, timing.unmeasured = HASHED_STEPS, False, 0
+        timing.steps, timing.is_rested = HASHED_STEPS, False
+        timing.unmeasured = (
+            UNMEASURED_STEPS if timing.arena is None else 0
+        )  # malloc returns its memory below, an arena does not
         self._eager.drop_gradients()
         release_memory()
         return Digests(digests)

@@ -63,7 +63,7 @@ def main() -> None:
                 request: Request = decode(line)
                 with bench.awake(parks=not (isinstance(request, TimeBlock) and not request.rests)):
                     reply = answer(bench, request)
-            except Exception as error:  # noqa: BLE001 - a user's model may raise anything, and it must reach the coordinator
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's model may raise anything, and it must reach the coordinator
                 traceback.print_exc()
                 reply = _failure(error)
             _send(replies, reply)
@@ -114,7 +114,7 @@ def _send(replies: IO[bytes], reply: Reply) -> None:
     replies.flush()
 
 
-def _failure(error: Exception) -> Failure:
+def _failure(error: BaseException) -> Failure:
     lines = str(error).strip().splitlines()
     name = type(error).__name__
     return Failure(

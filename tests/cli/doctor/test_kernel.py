@@ -121,10 +121,10 @@ def test_a_quota_below_the_cores_comes_with_the_threads_to_set(monkeypatch: pyte
 
 
 def test_a_memory_cgroup_that_is_not_writable_says_what_limits_become(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: object) -> None:
+    def refuse(self: object, name: str = "") -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("autotune.cli.doctor.kernel.OwnCgroup.remove", refuse)
+    monkeypatch.setattr("autotune.cli.doctor.kernel.OwnCgroup.__init__", refuse)
     found = kernel.check_cgroup()
     assert found.status == "warn"
     assert "not writable" in found.detail

@@ -25,6 +25,7 @@ from autotune.measure.meters.cgroup import Cgroup, OwnCgroup
 from autotune.measure.meters.nvml import NvmlMeter
 from autotune.records.measurement import Outcome
 from tests.support.fake_nvml import FakeNvml, Gpu, fake_torch_cuda
+from tests.support.waiting import wait_for
 
 MIB = 2**20
 
@@ -196,3 +197,18 @@ def test_what_processes_may_still_take_is_what_machine_and_container_both_leave(
     for name, text in {"cgroup.procs": "", "memory.max": limit, "memory.current": str(300 * MIB)}.items():
         (box / name).write_text(text)
     assert available_bytes(tmp_path) == expected
+    step = box / "step"  # as in a job, whose limit is that of a cgroup around the process's own
+    step.mkdir()
+    (step / "cgroup.procs").touch()
+    (tmp_path / "proc/self/cgroup").write_text("0::/box/step\n")
+    assert available_bytes(tmp_path) == expected
+
+
+@needs_cgroup
+def test_a_cgroup_takes_what_left_the_session_of_its_child_along() -> None:
+    own = OwnCgroup(f"{os.getpid()}-left")
+    left = subprocess.Popen(["/bin/sh", "-c", TAKE, str(own.cgroup.path), "sleep", "60"], start_new_session=True)
+    wait_for(lambda: (own.cgroup.path / "cgroup.procs").read_text().split() == [str(left.pid)])
+    own.remove()
+    assert left.wait(5) == -signal.SIGKILL
+    assert not own.cgroup.path.exists()

@@ -137,6 +137,16 @@ def test_of_repeated_steps_the_peak_is_within_what_the_surest_reading_leaves_ope
     assert max(before, steps) <= seen.peak_bytes <= max(before, steps + least_open)
 
 
+def test_a_peak_that_the_kernel_lets_nobody_reset_is_refused_to_root_too(tmp_path: Path) -> None:
+    cgroup = Cgroup(tmp_path / "autotune-7", 2)
+    cgroup.path.mkdir()
+    peak = cgroup.path / "memory.peak"
+    peak.touch(mode=0o444)  # before Linux 6.12
+    assert "v2 needs Linux 6.12" in CgroupMeter(cgroup).unavailable_reason()
+    peak.chmod(0o644)
+    assert CgroupMeter(cgroup).unavailable_reason() == ""
+
+
 def test_a_cgroup_shared_with_others_is_refused(tmp_path: Path) -> None:
     assert "shares" in CgroupMeter(Cgroup(tmp_path, 1)).unavailable_reason()
 
@@ -206,7 +216,10 @@ def test_v2_goes_beside_the_own_cgroup_where_below_is_refused(tmp_path: Path) ->
     home.mkdir(parents=True)
     (home / "cgroup.procs").touch()  # and no subtree_control that could be written
     (home.parent / "cgroup.subtree_control").write_text("memory\n")
-    assert OwnCgroup("7", tmp_path).cgroup.path == home.parent / "autotune-7"
+    (home / "memory.max").write_text("8000\n")  # of the user's own, which would not hold beside it
+    made = OwnCgroup("7", tmp_path).cgroup
+    assert made.path == home.parent / "autotune-7"
+    assert made.limit_bytes() == 8000
 
 
 def test_cgroups_of_dead_processes_are_swept_and_of_living_ones_are_not(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""What one process does with threads and memory between the plans that it runs."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from autotune.ir.plan import Plan
+from autotune.measure.messages import UNMEASURED_STEPS
+from autotune.measure.spec import Spec
+from autotune.measure.worker.bench import Bench
+from autotune.workloads.reference import WorkloadRef
+
+WORKLOAD = WorkloadRef(str(Path(__file__).with_name("workloads.py")) + ":wide", {"batch": 8})
+
+pytestmark = pytest.mark.usefixtures("children_in_process")
+
+
+def test_the_baseline_keeps_the_processs_threads_and_plans_and_their_reference_have_others(tmp_path: Path) -> None:
+    own = torch.get_num_threads()
+    seen: dict[str, int] = {}
+
+    def note(name: str) -> Callable[[str, torch.Tensor], None]:
+        return lambda *_: seen.update({name: torch.get_num_threads()})
+
+    bench = Bench(Spec(WORKLOAD, tmp_path, threads=own + 1, scratch=tmp_path))
+    try:
+        for name, plan in (("baseline", None), ("plan", Plan.traced(bench._plans.program.graph))):
+            bench.begin_timing(plan)
+            assert bench._timing is not None
+            bench._timing.step(note(name))
+            bench.stop_timing()
+        bench._eager.step(note("reference"))
+        environment = bench.survey().device.environment
+    finally:
+        torch.set_num_threads(own)
+    assert seen == {"baseline": own, "plan": own + 1, "reference": own + 1}
+    assert environment["torch threads"] == str(own)
+
+
+@pytest.mark.parametrize(("allocator", "unmeasured"), [("system", UNMEASURED_STEPS), ("arena", 0)])
+def test_a_step_that_takes_its_memory_anew_after_the_hashes_is_not_timed(
+    tmp_path: Path, allocator: str, unmeasured: int
+) -> None:
+    bench = Bench(Spec(WORKLOAD, tmp_path, scratch=tmp_path))
+    bench.begin_timing(replace(Plan.traced(bench._plans.program.graph), allocator=allocator))
+    bench.hash_timed()
+    assert bench._timing is not None
+    assert bench._timing.unmeasured == unmeasured
+    bench.stop_timing()
