@@ -128,6 +128,10 @@ class DeviceLostError(AutotuneError):
         """Host that was lost in a measurement, for a study that has other devices; else empty."""
 
 
+class PlansFailedError(AutotuneError):
+    """Raised when every plan of a study crashed or took too long, for reasons other than memory. Exit code 1."""
+
+
 class StudyInterruptedError(AutotuneError):
     """Raised when a signal ends a study. Its records remain, and a later session can resume it.
 

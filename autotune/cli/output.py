@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import IO, Any, cast
 
 from autotune.errors import ConfigError
+from autotune.records.json_codec import without_infinities
 
 document_printed = False
 """True after a command printed its JSON document: a script reads one document, so an error then prints none."""
@@ -99,9 +100,9 @@ def answer_stream() -> Iterator[IO[str]]:
 
 
 def print_json(document: Any, out: IO[str]) -> None:
-    """Print a document as one line of JSON."""
+    """Print a document as one line of JSON; a number that JSON lacks, such as infinity, is null."""
     global document_printed  # noqa: PLW0603 - it is one process's standard output
-    out.write(json.dumps(document) + "\n")
+    out.write(json.dumps(without_infinities(document), allow_nan=False) + "\n")
     document_printed = True
 
 

@@ -8,6 +8,8 @@ from autotune.units import parse_bytes
 
 STEP_TOLERANCE = 0.005
 """Share by which the charge may exceed a budget of the step; a budget of the whole process has no tolerance."""
+MAX_PERCENT = 1000
+"""Largest budget in percent of the baseline's bytes."""
 STEP_PREFIX = "step:"
 """Prefix of a budget in bytes of the step."""
 
@@ -71,8 +73,10 @@ class Budget:
                 raise ConfigError(f"budget {text!r} is zero; write 65% or 512MiB")
             return cls(text.strip(), nbytes_of_step=nbytes) if is_of_step else cls(text.strip(), nbytes=nbytes)
         share = float(match[1]) / 100
-        if not 0 < share <= 10:
-            raise ConfigError(f"budget {text!r} must lie above 0% and at most 1000% of the baseline's step bytes")
+        if not 0 < 100 * share <= MAX_PERCENT:
+            raise ConfigError(
+                f"budget {text!r} must lie above 0% and at most {MAX_PERCENT}% of the baseline's step bytes"
+            )
         return cls(text.strip(), share=share)
 
     @property

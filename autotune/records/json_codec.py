@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 import os
 import typing
 from collections.abc import Hashable
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from autotune.errors import ConfigError
-from autotune.records.run_dir import write_text
+from autotune.records.run_dir import naming, write_text
 
 T = TypeVar("T")
 
@@ -66,12 +67,28 @@ def read_whole(kind: type[T], path: Path, *, schema: int, what: str, again: str)
 def append_line(path: Path, record: Any) -> None:
     """Append a record as one line of JSON and sync it; an incomplete last line, left by a crash, is removed first."""
     line = json.dumps(to_json(record), separators=(",", ":")).encode() + b"\n"
-    with path.open("a+b") as file:
+    with naming(path), path.open("a+b") as file:
         file.truncate(_complete_bytes(path))
         file.seek(0, os.SEEK_END)
         file.write(line)
         file.flush()
         os.fsync(file.fileno())
+
+
+def without_infinities(document: Any) -> Any:
+    """Return a JSON document in which numbers that JSON lacks are null: infinities and NaN.
+
+    >>> without_infinities({"high": math.inf, "low": [0.5]})
+    {'high': None, 'low': [0.5]}
+    """
+    match document:
+        case dict():
+            return {key: without_infinities(value) for key, value in document.items()}
+        case list() | tuple():
+            return [without_infinities(value) for value in document]
+        case float() if not math.isfinite(document):
+            return None
+    return document
 
 
 def read_lines(kind: type[T], path: Path, *, remedy: str) -> list[T]:

@@ -166,6 +166,16 @@ class RunsDir:
         return self.path / "profile.json"
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the path to an OSError without one, such as that of a write to a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace the text of a file in one step: a reader finds the old text or the new text, never a part.
 
@@ -173,8 +183,9 @@ def write_text(path: Path, text: str) -> None:
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+        with naming(path):
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(path)
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)

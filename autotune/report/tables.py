@@ -107,7 +107,7 @@ def _trial_row(trial: Trial, best: bool) -> TrialRow:
     seconds = measurement.median_seconds if measurement else None
     ratio = measurement.time_ratio if measurement else None
     planners = [format_knobs(trial.settings.get(kind, {})) for kind in ("order", "update", "recompute", "offload")]
-    if trial.plan is None:
+    if trial.plan is None and not trial.settings:  # a plan that could not be made has settings
         planners = ["eager", "-", "-", "-"]
     cells = (
         str(trial.number),

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import AutotuneError, ConfigError, InfeasibleError, NumericsError, OutOfTimeError, WorkerError
+from autotune.errors import (
+    AutotuneError,
+    ConfigError,
+    InfeasibleError,
+    NumericsError,
+    OutOfTimeError,
+    PlansFailedError,
+    StoreError,
+    WorkerError,
+)
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.graph_summary import summarize_graph
@@ -271,4 +280,9 @@ def explain_failure(
     # some plan fitted, so the reason is not the budget alone
     failed = [result for result in results if result.outcome.is_failure]
     reason = next((result.detail for result in failed or results if result.detail), "none was run")
-    return InfeasibleError(f"{config.ref}: no plan ran to its end: {reason}. See {RunDir(run_dir).trials}")
+    message = f"{config.ref}: no plan ran to its end: {reason}. See {RunDir(run_dir).trials}"
+    outcomes = {result.outcome for result in results}
+    is_of_the_budget = not failed or outcomes & {Outcome.OUT_OF_MEMORY, Outcome.OVER_BUDGET}
+    if Outcome.DISK_FULL in outcomes and not is_of_the_budget:
+        return StoreError(message)
+    return InfeasibleError(message) if is_of_the_budget else PlansFailedError(message)

@@ -18,6 +18,7 @@ from autotune.records import yaml_file
 from autotune.records.budget import Budget
 from autotune.records.device import Device
 from autotune.records.json_codec import read_optional
+from autotune.records.measurement import Outcome
 from autotune.records.plan_file import PlanFile
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import Trial, TrialKind, load_trials
@@ -151,7 +152,9 @@ class RecordedRun:
             return None
         budget = Budget.parse(str(self.config["budget"]))
         result = self.baseline.measurement if self.baseline else None
-        baseline_bytes = baseline_step_bytes(result) if result else None
+        # as the study takes it: the peak of a baseline that ran out of memory is not that of its step
+        fits = result is not None and result.outcome is not Outcome.OUT_OF_MEMORY
+        baseline_bytes = baseline_step_bytes(result) if result is not None and fits else None
         if baseline_bytes is None and self.traced is not None:
             baseline_bytes = self.traced.peak_bytes
         if (self.floor_bytes is None and budget.is_of_process) or (baseline_bytes is None and budget.share is not None):

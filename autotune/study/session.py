@@ -387,13 +387,14 @@ class _Session:
     def finish(self) -> Path | None:
         """Write the summary and the best plan; remove an earlier plan file whose plan failed since."""
         best, files = select_winner(self.trials, self.rules), RunDir(self.run_dir)
-        self.store.record_winner(best)
         write_json(files.study, summarize(best, self.rules, self.prepared, self.trials, self.interrupts.received))
         write_json(files.confirmed, to_table(compare_confirmed(self.trials, self.rules)))
         if self.config.objective == "pareto":
             write_front(self.config, files, self.prepared, self.rules, self.trials)
+        path, (device, loop) = None, (self.prepared.device, self.prepared.loop)
         if best is None:
             remove_plan(self.config, self.run_dir)
-            return None
-        device, loop = self.prepared.device, self.prepared.loop
-        return write_plan(self.config, self.run_dir, device, self.rules, best, graph=self.graph, loop=loop)
+        else:
+            path = write_plan(self.config, self.run_dir, device, self.rules, best, graph=self.graph, loop=loop)
+        self.store.record_winner(best)  # last: a database that fails must not cost the plan
+        return path

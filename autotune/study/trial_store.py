@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import autotune
+from autotune.errors import ConfigError
 from autotune.measure.survey import PreparedWorkload
 from autotune.planners.candidates import Candidate
 from autotune.planners.knobs import Settings
@@ -16,7 +17,7 @@ from autotune.predict.simulate import Estimate
 from autotune.records import trial as trials_file
 from autotune.records.config import Config
 from autotune.records.measurement import Outcome
-from autotune.records.run_dir import RunDir
+from autotune.records.run_dir import RunDir, resume_command
 from autotune.records.tracking_address import sqlite_address
 from autotune.records.trial import Trial, TrialKind
 from autotune.study import optuna_space as space
@@ -118,9 +119,18 @@ class TrialStore:
 
     def record(self, trial: Trial, request: "optuna.Trial | None" = None) -> TrialScore:
         """Sync a trial to disk, then add it to Optuna: as the result of its `request`, or as a trial of our own."""
+        import optuna
+
         trials_file.append_trial(self._path, trial)
         self.trials.append(trial)
-        return self._add_to_optuna(trial, request)
+        try:
+            return self._add_to_optuna(trial, request)
+        except optuna.exceptions.StorageInternalError as error:
+            reason = str(error.__cause__ or error).splitlines()[0]
+            raise ConfigError(
+                f"{RunDir(self._path.parent).optuna}: cannot be written ({reason}); the trials are kept: free space there, then: "
+                f"{resume_command(self._path.parent)}"
+            ) from error
 
     def retry(self, request: "optuna.Trial") -> None:
         """Mark an unfinished trial as failed in Optuna, and enqueue its parameters, if any, for the next session."""
@@ -187,7 +197,10 @@ class TrialStore:
             if trial.number >= len(stored):
                 self._add_to_optuna(trial, None)
             elif not stored[trial.number].state.is_finished():
-                self._add_to_optuna(trial, optuna.trial.Trial(self.study, stored[trial.number]._trial_id))
+                trial_id = stored[trial.number]._trial_id
+                if stored[trial.number].state is states.WAITING:  # an older file: Optuna tells no result of it
+                    self.study._storage.set_trial_state_values(trial_id, states.RUNNING)
+                self._add_to_optuna(trial, optuna.trial.Trial(self.study, trial_id))
         for running in self.study.get_trials(deepcopy=False, states=(states.RUNNING,)):
             if running.number not in recorded:
                 self.study.tell(running.number, state=states.FAIL)
@@ -223,14 +236,18 @@ def _attributes(trial: Trial, score: TrialScore) -> dict[str, Any]:
 
 
 def _open(path: Path, identity: StudyIdentity) -> "optuna.Study":
-    """Open the study; a broken file is replaced, since the trials file has all of its trials."""
+    """Open the study; a file that is broken, or of another version, is replaced: the trials file has all of its trials."""
     import optuna
     from sqlalchemy.exc import DatabaseError
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         study = _load(path, identity)
-    except (DatabaseError, optuna.exceptions.StorageInternalError):
+    except (
+        DatabaseError,
+        optuna.exceptions.StorageInternalError,
+        RuntimeError,
+    ):  # the last for another version's schema
         if not path.exists():
             raise
         path.replace(path.with_suffix(".db.broken"))

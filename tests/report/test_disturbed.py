@@ -7,7 +7,7 @@ import pytest
 from autotune.records.measurement import Measurement
 from autotune.report.page_rows import prediction_rows, summarize_accuracy
 from autotune.report.summary import list_run_facts
-from autotune.report.tracking.fields import trial_metrics
+from autotune.report.tracking.fields import progress_metrics, trial_metrics
 from autotune.study.recorded_run import RecordedRun
 from autotune.study.session import tune
 from autotune.testing.fake_runner import FakeRunner
@@ -33,6 +33,15 @@ def test_a_disturbed_time_is_no_error_of_the_prediction(records: RecordedRun):
     assert {row[-1] for row in prediction_rows(records)} == {"disturbed"}
     assert "peak" in summarize_accuracy(records)
     assert "time" not in summarize_accuracy(records)
+
+
+def test_mlflow_gets_seconds_under_no_ratios_name(records: RecordedRun):
+    trial = records.trials[1]
+    assert trial.measurement is not None
+    assert progress_metrics(trial)["trial_time_ratio"] == trial.measurement.time_ratio
+    without = replace(trial, measurement=replace(trial.measurement, baseline_seconds=()))
+    assert progress_metrics(without)["trial_seconds"] == trial.measurement.median_seconds
+    assert "trial_time_ratio" not in progress_metrics(without)
 
 
 def test_mlflow_tags_a_disturbed_trial_and_counts_it(records: RecordedRun):

@@ -62,6 +62,15 @@ def run(directory: Path, fake: FakeRunner | None = None, *, lasting: bool = Fals
     return tune(configured(directory, **fields), fake or runner(), directory / "run", lasting=lasting)
 
 
+def test_a_front_of_a_step_of_a_few_kilobytes_has_plan_files(tmp_path: Path):
+    """A point's budget is above 1000 % of such a step, more than a budget in percent may be."""
+    small = FakeRunner(graph=training_chain(10, nbytes=1000, param_bytes=100))
+    run(tmp_path, small, trials=6)
+    files = sorted(RunDir(tmp_path / "run").front.glob("plan-*.json"))
+    assert files
+    assert all(planfile.read(path).budget.startswith("step:") for path in files)
+
+
 @dataclass
 class Recording(FakeRunner):
     """Runner that lists the plans that it measured in the processes since each `renew`."""

@@ -99,8 +99,6 @@ def test_a_plan_whose_process_was_killed_from_outside_is_no_infeasible_budget():
     error = explain_failure(CONFIG, rules(301 * 2**20), (over, killed), estimate(), Path("run"))
     assert (type(error), error.exit_code) == (WorkerError, 9)
     assert "was killed by SIGTERM; continue with: autotune resume run" in str(error)
-    kept, fault = trial(1, charged=300 * 2**20), trial(2, outcome=Outcome.CRASHED, detail="killed by SIGSEGV")
-    assert "no plan ran to its end" in said(kept, fault)
 
 
 def test_wrong_results_explain_a_failure_unless_every_right_plan_was_too_large():
@@ -118,6 +116,21 @@ def test_where_bytes_did_not_rule_a_plan_out_it_is_told_what_did():
     kept, died = trial(1, charged=300 * 2**20), trial(1, outcome=Outcome.TIMEOUT, detail="no answer within 300 s")
     over = trial(2, charged=302 * 2**20, outcome=Outcome.OVER_BUDGET, detail="the step was charged 302.0 MiB")
     assert "no plan ran to its end: no answer within 300 s. See run/trials.jsonl" in said(over, kept, died)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code"),
+    [
+        ([Outcome.CRASHED, Outcome.TIMEOUT], 1),
+        ([Outcome.DISK_FULL], 2),
+        ([Outcome.CRASHED, Outcome.OUT_OF_MEMORY], 4),
+    ],
+)
+def test_plans_that_failed_for_other_reasons_than_memory_are_no_infeasible_budget(outcomes: list[Outcome], code: int):
+    trials = [trial(number, outcome=outcome, detail="killed by SIGSEGV") for number, outcome in enumerate(outcomes, 1)]
+    error = explain_failure(CONFIG, rules(301 * 2**20), trials, estimate(), Path("run"))
+    assert error.exit_code == code
+    assert "no plan ran to its end: killed by SIGSEGV" in str(error)
 
 
 def test_a_budget_is_not_infeasible_where_the_time_was_over_before_the_planners_plans_were_measured():

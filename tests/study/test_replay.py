@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, StudyInterruptedError
 from autotune.ir.plan import Plan
 from autotune.records.budget import STEP_TOLERANCE
 from autotune.records.measurement import Measurement, Outcome
@@ -215,9 +215,9 @@ def test_regret_is_the_median_over_seeds_and_a_search_that_ended_keeps_its_last_
 
 def test_a_replay_that_a_signal_ends_is_no_result(known: Landscape, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("autotune.study.session.tune", lambda *args, **options: SimpleNamespace(interrupted=15))
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(StudyInterruptedError) as ended:
         replay(known, "random", 0, MOST)
-    assert ended.value.code == 143
+    assert ended.value.exit_code == 143
 
 
 def test_cma_es_replays_where_its_package_is_installed(known: Landscape):

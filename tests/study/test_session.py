@@ -4,10 +4,12 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -667,15 +669,18 @@ def test_more_trials_go_on_where_it_ended(tmp_path):
     assert len(stored(tmp_path).trials) == len(second.trials)
 
 
-@pytest.mark.parametrize("damage", ["missing", "torn"])
+@pytest.mark.parametrize("damage", ["missing", "torn", "of another version"])
 def test_optuna_is_rebuilt_from_the_trials_on_disk(tmp_path, damage):
     moves = damage == "missing"  # once: what is rebuilt is the same
     first = run(tmp_path, lasting=True, moves=moves)
     database = tmp_path / "run" / "optuna.db"
     if damage == "missing":
         database.unlink()
-    else:
+    elif damage == "torn":
         database.write_bytes(b"not a database" * 1000)
+    else:
+        with closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute("UPDATE alembic_version SET version_num = 'v2.6.0.a'")
     run(tmp_path, runner := FakeRunner(), lasting=True, moves=moves)
     assert runner.measured == []
     assert [trial.user_attrs["outcome"] for trial in stored(tmp_path).trials] == [

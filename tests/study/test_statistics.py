@@ -1,5 +1,9 @@
 """Statistics of ratios, on numbers made by hand."""
 
+import itertools
+import math
+import random
+
 import numpy as np
 import pytest
 
@@ -61,21 +65,49 @@ def test_wide_samples_are_a_tie_and_narrow_ones_are_not():
 
 @pytest.mark.parametrize("count", [MIN_BOOTSTRAP, 16])
 def test_the_interval_of_a_ratio_contains_the_true_one_about_as_often_as_it_states(count: int):
-    random = np.random.default_rng(1)
+    generator = np.random.default_rng(1)
 
     def noise() -> list[float]:
-        spikes = np.where(random.random(count) < 0.1, random.random(count), 0)
-        return list(np.exp(0.02 * random.standard_normal(count) + spikes))
+        spikes = np.where(generator.random(count) < 0.1, generator.random(count), 0)
+        return list(np.exp(0.02 * generator.standard_normal(count) + spikes))
 
     changes = [compare_ratios(times(1.1, noise()), noise()) for _ in range(200)]
     assert sum(change.low <= 1.1 <= change.high for change in changes) >= 0.92 * len(changes)
 
 
-def test_spread_is_robust_bounded_below_and_assumed_until_three_nights():
+@pytest.mark.parametrize(("left", "right"), [(2, 2), (2, 9), (3, 3), (3, 5), (4, 4), (5, 5)])
+def test_two_equal_plans_of_few_blocks_are_told_apart_in_no_more_than_one_of_twenty_comparisons(left: int, right: int):
+    generator = np.random.default_rng(2)
+    drawn = [
+        (np.exp(0.03 * generator.standard_normal(left)), np.exp(0.03 * generator.standard_normal(right)))
+        for _ in range(2000)
+    ]
+    told_apart = sum(not compare_ratios(list(one), list(other)).tie for one, other in drawn)
+    assert told_apart <= 0.06 * len(drawn)
+    assert (told_apart == 0) == ((left, right) in [(2, 2), (3, 3)])
+
+
+def test_an_interval_without_ends_says_why():
+    assert str(compare_ratios([1.2, 1.2], [1.0, 1.0])) == "+20.0 % [too few blocks]"
+
+
+def test_spread_is_robust_bounded_below_and_assumed_in_part_until_eight_nights():
     assert estimate_spread([1.0, 1.2]) == ASSUMED_SPREAD
-    assert estimate_spread([1.0, 1.0, 1.0]) == MIN_SPREAD
-    assert estimate_spread([1.0, 1.02, 0.98, 1.02, 0.98]) == pytest.approx(0.0297, abs=0.001)
-    assert estimate_spread([1.0, 1.02, 0.98, 1.02, 0.98, 5.0]) == pytest.approx(0.0297, abs=0.001)
+    assert MIN_SPREAD < estimate_spread([1.0, 1.0, 1.0]) < ASSUMED_SPREAD
+    assert estimate_spread([1.0] * 8) == MIN_SPREAD
+    assert estimate_spread([1.0, 1.02, 0.98, 1.02, 0.98]) == pytest.approx(0.0306, abs=0.001)
+    assert estimate_spread([1.0, 1.02, 0.98, 1.02, 0.98, 5.0]) == pytest.approx(0.0313, abs=0.001)
+
+
+def test_three_nights_that_agree_by_accident_do_not_make_the_spread_small():
+    """The spread decides what counts as an outlier: an estimate of half of it would be a false alarm in one of ten nights."""
+    drawn = random.Random(1)
+    for spread, nights in itertools.product((0.01, 0.02), (3, 4, 5, 7)):
+        estimates = sorted(
+            estimate_spread([math.exp(drawn.gauss(0, spread)) for _ in range(nights)]) for _ in range(500)
+        )
+        assert estimates[25] > 0.4 * spread, "of twenty estimates one may be lower"
+        assert 0.7 * spread < estimates[250] < 2 * spread
 
 
 @pytest.mark.parametrize(
@@ -144,5 +176,5 @@ def test_an_interval_of_a_median_states_a_confidence_only_where_its_samples_allo
 
 
 def test_a_ratio_of_too_few_samples_is_as_wide_as_any_two_of_them():
-    found = compare_ratios([1.0, 1.1], [1.0, 0.8])
+    found = compare_ratios([1.0, 1.0, 1.0, 1.1], [1.0, 1.0, 1.0, 0.8])
     assert (found.low, found.high) == pytest.approx((1.0, 1.1 / 0.8))

@@ -807,6 +807,12 @@ def test_every_outcome_of_a_measurement_has_its_exit_code(outcome: Outcome, code
     assert error is None or "; " in str(error), "the next step"
 
 
+def test_a_plan_whose_process_was_killed_from_outside_is_no_fault_of_the_plan() -> None:
+    error = outcome_error(Path("p.json"), Measurement(Outcome.CRASHED, "killed by SIGTERM: its log ends there"))
+    assert error is not None
+    assert error.exit_code == 9
+
+
 # -- tune ----------------------------------------------------------------------------------------------------------
 
 

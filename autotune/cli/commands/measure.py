@@ -5,7 +5,7 @@ from pathlib import Path
 
 from autotune.api.launch import measure_plan
 from autotune.cli.output import answer_stream, print_json, print_note
-from autotune.errors import AutotuneError, InfeasibleError, NumericsError, StoreError
+from autotune.errors import AutotuneError, InfeasibleError, NumericsError, StoreError, WorkerError
 from autotune.records.device import Device
 from autotune.records.json_codec import to_json
 from autotune.records.measurement import Measurement, Outcome
@@ -50,6 +50,8 @@ def _environment(device: Device | None) -> Mapping[str, str]:
 def outcome_error(path: Path, measurement: Measurement) -> AutotuneError | None:
     """Return the error, and with it the exit code, that belongs to the outcome of a measurement; None for success."""
     reason = f"{path}: {measurement.outcome.value.replace('_', ' ')}: {measurement.detail}"
+    if measurement.was_killed:
+        return WorkerError(f"{reason}; run the command again")
     match measurement.outcome:
         case Outcome.OK | Outcome.STOPPED_EARLY:
             return None

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from autotune.cli.output import answer_stream, print_json
+from autotune.errors import ConfigError
 from autotune.records import plan_file as planfile
 from autotune.records.json_codec import to_json
 from autotune.records.plan_file import find_records, read_records
@@ -13,6 +14,8 @@ def run(path: Path, *, json: bool, table: bool = False) -> None:
     """Describe a plan file; with `table` also list the live tensors of each op."""
     file = planfile.read(path)
     with answer_stream() as out:
+        if json and table:
+            raise ConfigError("--table is text alone; leave --json or --table out")
         if json:
             print_json(to_json(file), out)
             return

@@ -30,12 +30,12 @@ def check_cgroup() -> CheckResult:
 def check_free_memory(root: Path = _ROOT) -> CheckResult:
     meminfo = _meminfo(root)
     home = Cgroup.current(root)
-    limit = home.limit_bytes() if home is not None else None
+    tightest = home.tightest_limit() if home is not None else None
     total, free = meminfo["MemTotal"], meminfo["MemAvailable"]
     detail = f"{fmt_bytes(free)} of {fmt_bytes(total)}"
-    if home is not None and limit is not None and limit < total:
-        total, free = limit, min(free, max(0, limit - home.usage_bytes()))
-        detail = f"{fmt_bytes(free)} of {fmt_bytes(limit)}, the limit of the cgroup"
+    if tightest is not None and tightest[1] < total:
+        total, free = tightest[1], min(free, tightest[0])
+        detail = f"{fmt_bytes(free)} of {fmt_bytes(total)}, the limit of the cgroup"
     if free < total / 4:
         return CheckResult("free memory", "warn", detail, "end other processes: even eager steps may not fit")
     return CheckResult("free memory", "ok", detail)

@@ -77,7 +77,11 @@ def system_metrics() -> dict[str, float]:
 
 def progress_metrics(trial: Trial) -> dict[str, float]:
     """Return the figures of one trial that the study's run holds by trial number."""
-    figures = {"trial_time_ratio": trial.time_cost, "trial_charged_bytes": trial.step_charged_bytes}
+    ratio = trial.measurement.time_ratio if trial.measurement is not None else None
+    time = {
+        "trial_seconds" if ratio is None else "trial_time_ratio": trial.time_cost
+    }  # seconds where eager does not fit
+    figures = {**time, "trial_charged_bytes": trial.step_charged_bytes}
     return {name: value for name, value in figures.items() if value is not None}
 
 

@@ -9,7 +9,7 @@ from autotune.ir.graph_summary import summarize_graph
 from autotune.measure.survey import PreparedWorkload
 from autotune.planners.candidates import Candidate
 from autotune.records import plan_file as planfile
-from autotune.records.budget import Budget, format_step_budget
+from autotune.records.budget import Budget, format_step_budget, tolerated_bytes
 from autotune.records.config import Config
 from autotune.records.measurement import Measurement, Outcome, apply_budget
 from autotune.records.run_dir import RunDir
@@ -173,8 +173,9 @@ def _to_plan_file(
 def _measure_candidate(config: Config, runner: CaptureRunner, candidate: Candidate, budget_bytes: int) -> Measurement:
     if candidate.estimate.peak_bytes > budget_bytes:
         return Measurement(Outcome.OVER_BUDGET, "no plan fits the budget by estimate: not measured")
-    result = measure_undisturbed(runner, config.captured(candidate.plan), budget_bytes)
-    return apply_budget(result, budget_bytes, config.parsed_budget.tolerance)
+    tolerance = config.parsed_budget.tolerance
+    result = measure_undisturbed(runner, config.captured(candidate.plan), tolerated_bytes(budget_bytes, tolerance))
+    return apply_budget(result, budget_bytes, tolerance)
 
 
 def _lower_aim(result: Measurement, aim: float, budget_bytes: int) -> float | None:

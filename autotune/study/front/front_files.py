@@ -12,16 +12,16 @@ from autotune.ir.plan import Plan
 from autotune.measure.survey import PreparedWorkload
 from autotune.predict.simulate import peak_bytes
 from autotune.records import plan_file as planfile
-from autotune.records.budget import Budget
+from autotune.records.budget import MAX_PERCENT, STEP_PREFIX, Budget
 from autotune.records.config import Config
-from autotune.records.json_codec import to_json
+from autotune.records.json_codec import to_json, without_infinities
 from autotune.records.plan_file import PlanFile
 from autotune.records.run_dir import RunDir, resume_command, write_json, write_text
 from autotune.records.trial import Trial
 from autotune.study.outcome import build_plan_file
 from autotune.study.preparation import reference_step_bytes
 from autotune.study.verdicts.front import FrontPoint, FrontStatus, assess_front
-from autotune.study.verdicts.ranking import Rules, plan_hash
+from autotune.study.verdicts.ranking import Rules, eager_step_bytes, plan_hash
 
 SCHEMA = 1
 SPREAD_BYTES = 256 * 2**10
@@ -51,7 +51,8 @@ def write_front(
     points = assess_front(trials, rules)
     traced_bytes = peak_bytes(prepared.graph, Plan.traced(prepared.graph), prepared.costs)
     reference_bytes = reference_step_bytes(trials[0].measurement, traced_bytes)
-    rows, kept = list_front(points, reference_bytes), set()
+    eager_bytes = eager_step_bytes(trials[0].measurement)
+    rows, kept = list_front(points, eager_bytes), set()
     try:
         files.front.mkdir(exist_ok=True)
         for point in points:
@@ -63,10 +64,8 @@ def write_front(
         for path in files.front.glob("plan-*.json"):
             if path not in kept:
                 path.unlink()  # its plan is no point of the front any more
-        write_json(
-            files.front_table,
-            {"schema": SCHEMA, "limit_bytes": rules.budget_bytes, "eager_bytes": reference_bytes, "plans": rows},
-        )
+        table = {"schema": SCHEMA, "limit_bytes": rules.budget_bytes, "eager_bytes": eager_bytes, "plans": rows}
+        write_json(files.front_table, without_infinities(table))
         write_text(files.front_csv, _to_csv(rows))
     except OSError as error:
         raise ConfigError(
@@ -80,11 +79,13 @@ def build_point_file(
 ) -> PlanFile:
     """Return the plan file of one point.
 
-    Its budget is the point's charge plus `SPREAD_BYTES`, in percent of eager's bytes, rounded up to 0.1 %.
+    Its budget is the point's charge plus `SPREAD_BYTES`, in percent of eager's bytes, rounded up to 0.1 %; in bytes for a step
+    of a few KiB, of which that is more than a budget in percent may be.
     `reference_bytes` are the bytes of eager's step, which a budget in percent refers to.
     """
     charged_bytes = point.charged_bytes + SPREAD_BYTES
-    budget = f"{max(1, math.ceil(1000 * charged_bytes / max(reference_bytes, 1))) / 10:g}%"
+    percent = max(1, math.ceil(1000 * charged_bytes / max(reference_bytes, 1))) / 10
+    budget = f"{percent:g}%" if percent <= MAX_PERCENT else f"{STEP_PREFIX}{charged_bytes}B"
     nbytes = Budget.parse(budget).step_bytes(floor_bytes=rules.floor_bytes, baseline_step_bytes=reference_bytes)
     file = build_plan_file(
         config, prepared.device, rules, point.trial, run="..", graph=prepared.graph, loop=prepared.loop

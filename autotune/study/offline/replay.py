@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from autotune.errors import ConfigError, InfeasibleError, NumericsError
+from autotune.errors import ConfigError, InfeasibleError, NumericsError, PlansFailedError, StudyInterruptedError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
@@ -218,12 +218,12 @@ def replay(
     with tempfile.TemporaryDirectory(prefix="autotune-replay-") as folder:
         run_dir = Path(folder) / "run"
         # the figures show that no plan fitted
-        with contextlib.suppress(ReplayEnded, InfeasibleError, NumericsError):
+        with contextlib.suppress(ReplayEnded, PlansFailedError, InfeasibleError, NumericsError):
             config = _config(landscape, "random" if alone else sampler, seed, trials, Path(folder), priors=priors)
             reuse = partial(_reuse_planning, planning)
             result = study.tune(config, runner, run_dir, progress=listener, planning=reuse, lasting=False)
             if result.interrupted:  # a search that was cut short is no result of its sampler
-                raise SystemExit(128 + result.interrupted)
+                raise StudyInterruptedError("interrupted; no replay is complete", result.interrupted)
         recorded = load_trials(RunDir(run_dir).trials)
     ran = [trial for trial in recorded if trial.plan is not None and trial.kind != TrialKind.REPEAT and trial.was_run]
     outcomes = [trial.measurement.outcome for trial in ran if trial.measurement is not None]

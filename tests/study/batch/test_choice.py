@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,17 +17,18 @@ from hypothesis import strategies as st
 from autotune.errors import AutotuneError, ConfigError, InfeasibleError, PlanError, StoreError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
+from autotune.ir.plan import Plan
 from autotune.planners.auto import best_plan
 from autotune.planners.candidates import find_smallest
 from autotune.planners.space import space_for_device
 from autotune.records import plan_file as planfile
 from autotune.records.budget import STEP_TOLERANCE, tolerated_bytes
 from autotune.records.config import Config, dump_config
-from autotune.records.measurement import Outcome
+from autotune.records.measurement import Measurement, Outcome, apply_budget
 from autotune.records.run_dir import RunDir
 from autotune.study.batch.choice import STUDY_FACTOR, choose_batch, config_for_kernels
 from autotune.study.batch.estimate import BatchEstimate
-from autotune.study.batch.measurements import enforce_beyond
+from autotune.study.batch.measurements import _measure_candidate, enforce_beyond
 from autotune.study.batch.race import SizeRace
 from autotune.study.batch.records import (
     BatchSearch,
@@ -37,7 +39,7 @@ from autotune.study.batch.records import (
     write_batch_search,
 )
 from autotune.study.batch.sized_steps import capture_sizes
-from autotune.testing.fake_runner import FLOOR_BYTES
+from autotune.testing.fake_runner import FLOOR_BYTES, FakeRunner
 from autotune.workloads.loop import Loop
 from tests.study.remembered import remembered
 
@@ -404,3 +406,16 @@ def test_eager_s_largest_size_by_estimate_is_measured_where_no_time_is_left_to_r
     search = recorded(tmp_path)
     assert search.estimate is not None
     assert {each.size.batch for each in search.measured} == {OWN, search.estimate.eager_largest}
+
+
+def test_a_plan_within_the_budgets_tolerance_fits_as_eager_does():
+    class Judging(FakeRunner):
+        """The harness judges by the bytes that it is given."""
+
+        def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
+            return apply_budget(Measurement(Outcome.OK, charged_bytes=1003, floor_bytes=0), budget_bytes)
+
+    config = Config(workload="w", budget="65%")
+    candidate: Any = SimpleNamespace(plan=Plan((0,)), estimate=SimpleNamespace(peak_bytes=990))
+    assert _measure_candidate(config, Judging(), candidate, 1000).outcome is Outcome.OK
+    assert _measure_candidate(config, Judging(), candidate, 990).outcome is Outcome.OVER_BUDGET
