@@ -164,7 +164,7 @@ def _race(config: Config, measurements: "_Measurements") -> MeasuredCapture:
             measurements.add(_with_choice(config, replace(best, rebuild_price=price)), leader=best)
             best = select_capture(measurements.measured)
     for threads in () if config.threads else measurements.fewer_threads():
-        measurements.add(_with_choice(config, replace(best, threads=threads)))
+        measurements.add(_with_choice(config, replace(best, threads=threads)), leader=best)
         leader, best = best, select_capture(measurements.measured)
         if best is leader:
             break
@@ -197,7 +197,9 @@ class _Measurements:
             with self._open_runner(combination) as runner:
                 if self._baseline is not None:
                     runner.reuse_baseline(*self._baseline)
-                earlier = {each.graph_digest: each.name for each in self.measured} if leader is not None else {}
+                # another price may give the same graph; another number of threads always does, and other seconds
+                varies_graph = leader is not None and combination.threads == leader.threads
+                earlier = {each.graph_digest: each.name for each in self.measured} if varies_graph else {}
                 result = _measure(combination, runner, earlier, leader)
                 if self._baseline is None:
                     self._baseline = runner.baseline(), runner.prepare().device
