@@ -95,6 +95,8 @@ class _StudyState:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.start = time.monotonic()
+        self.is_timed = config.kernels != "any"
+        """True once `config.time` counts: not while kernels are compared, before the study."""
         self.phase: StudyPhase | None = None
         self.summary: list[str] = []
         """Description of the workload, the device and the budget, as far as they are resolved."""
@@ -118,6 +120,7 @@ class _StudyState:
         """Include an event in the state."""
         match event:
             case PhaseStarted(phase):
+                self._count_time()
                 self.phase = phase
             case Preparing(activity):
                 self.activity = activity
@@ -153,7 +156,13 @@ class _StudyState:
                 if store == "device":
                     self.device = message
                 if store == "size":  # the search for a batch size has no phases: its last line is the activity
+                    self._count_time()
                     self.activity, self.activity_printed = message, time.monotonic()
+
+    def _count_time(self) -> None:
+        """Let the time limit count from now on, unless it counts already."""
+        if not self.is_timed:
+            self.is_timed, self.start = True, time.monotonic()
 
     def _warn(self, text: str) -> None:
         """Keep the first warning, with the advice for a machine that stays busy."""
@@ -162,9 +171,9 @@ class _StudyState:
 
     @property
     def elapsed(self) -> str:
-        """Elapsed time, with the time limit until that is reached: some measurements run in any case."""
+        """Elapsed time, with the time limit while that counts and is not reached: some measurements run in any case."""
         seconds = time.monotonic() - self.start
-        limit = f" of {self.config.time}" if seconds <= self.config.time_seconds else ""
+        limit = f" of {self.config.time}" if self.is_timed and seconds <= self.config.time_seconds else ""
         return (f"{seconds:.0f} s" if seconds < 120 else fmt_seconds(seconds)) + limit
 
     def render(self) -> "RenderableType":

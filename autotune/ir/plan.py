@@ -15,7 +15,7 @@ rebuilding ops read or write. At the default regions rebuild hardly anything, an
 
 
 class CaptureSettings(Protocol):
-    """What all plans of a study share: a `Plan` describes each."""
+    """Settings that all plans of a study share; the fields of `Plan` with these names describe them."""
 
     @property
     def kernels(self) -> str: ...

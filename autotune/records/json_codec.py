@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from autotune.errors import ConfigError
-from autotune.records.run_dir import naming, write_text
+from autotune.records.run_dir import named_errors, write_text
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ def read_whole(kind: type[T], path: Path, *, schema: int, what: str, again: str)
 def append_line(path: Path, record: Any) -> None:
     """Append a record as one line of JSON and sync it; an incomplete last line, left by a crash, is removed first."""
     line = json.dumps(to_json(record), separators=(",", ":")).encode() + b"\n"
-    with naming(path), path.open("a+b") as file:
+    with named_errors(path), path.open("a+b") as file:
         file.truncate(_complete_bytes(path))
         file.seek(0, os.SEEK_END)
         file.write(line)

@@ -167,7 +167,7 @@ class RunsDir:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def named_errors(path: Path) -> Iterator[None]:
     """Add the path to an OSError without one, such as that of a write to a full disk."""
     try:
         yield
@@ -183,7 +183,7 @@ def write_text(path: Path, text: str) -> None:
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
-        with naming(path):
+        with named_errors(path):
             draft.write_text(text, encoding="utf-8")
             draft.replace(path)
     finally:

@@ -194,7 +194,7 @@ class StepPreparer:
 
     @property
     def _source(self) -> Plan | PlanMaker:
-        """What names memory format, kernels, rebuild price and threads of all steps; an empty plan where nothing does."""
+        """Source of memory format, kernels, rebuild price and threads of all steps; an empty plan where there is none."""
         return self._plan or self._make_file or Plan(())
 
     @property

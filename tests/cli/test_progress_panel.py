@@ -16,7 +16,17 @@ from autotune.predict.simulate import simulate
 from autotune.records.config import Config
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.trial import Trial, TrialKind
-from autotune.study.events import Disturbed, Finished, Measuring, PhaseStarted, Preparing, Ready, Resolved, StudyPhase
+from autotune.study.events import (
+    Disturbed,
+    Finished,
+    Logged,
+    Measuring,
+    PhaseStarted,
+    Preparing,
+    Ready,
+    Resolved,
+    StudyPhase,
+)
 from autotune.testing.fake_runner import DEVICE
 from autotune.testing.graphs import training_chain
 from tests.support.waiting import wait_for
@@ -99,6 +109,17 @@ def test_a_terminal_shows_what_runs_until_it_has_run():
             console.print(state.render())
         shown.append("now    trial 1  smallest  measuring" in captured.get())
     assert shown == [False, True, False]
+
+
+def test_the_comparison_of_kernels_is_not_told_as_part_of_the_time_limit(capsys: pytest.CaptureFixture[str]):
+    config = CONFIG.model_copy(update={"kernels": "any", "time": "4m"})
+    with progress_panel.show_progress(config) as progress:
+        for event in (Logged("aten: 0.918 of eager's time", "kernels"), PhaseStarted(StudyPhase.PREPARE)):
+            progress(event)
+        progress(Measuring(RUNNING))
+    lines = capsys.readouterr().err.splitlines()
+    assert "of 4m" not in lines[0]
+    assert lines[-1].startswith("[0 s of 4m]")
 
 
 def test_a_disturbed_measurement_is_told_when_it_is_repeated_and_marked_when_it_stays_so(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.cli.output import print_json
-from autotune.records.run_dir import naming
+from autotune.records.run_dir import named_errors
 
 
 def test_a_document_for_others_has_null_in_place_of_infinities():
@@ -19,6 +19,6 @@ def test_a_document_for_others_has_null_in_place_of_infinities():
 
 
 def test_an_error_of_a_write_names_the_file(tmp_path: Path):
-    with pytest.raises(OSError, match="No space") as caught, naming(tmp_path / "trials.jsonl"):
+    with pytest.raises(OSError, match="No space") as caught, named_errors(tmp_path / "trials.jsonl"):
         raise OSError(28, "No space left on device")
     assert caught.value.filename == str(tmp_path / "trials.jsonl")

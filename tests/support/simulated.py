@@ -1,7 +1,6 @@
 """A harness that captures the workload in this process and measures what the simulator predicts."""
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from autotune.capture.tracer import capture
@@ -37,9 +36,7 @@ class SimulatedHarness:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def listen(self, report: Callable[[WorkProgress], None]) -> None:

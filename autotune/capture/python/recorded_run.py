@@ -128,6 +128,7 @@ def _observe(
             _explained(run, name)
     finally:
         step.constants[:] = own
+    refuse_iterators(reads)
     return reads, swap
 
 
@@ -137,7 +138,6 @@ def _refuse(reads: StateReads, name: str) -> None:
             f"{name} draws random numbers from {reads.draws}, and a captured step would repeat the first ones; draw with "
             "torch.rand, or draw before the step and pass the numbers in the batch as tensors"
         )
-    refuse_iterators(reads)
     change = next((change for change in reads.changes if change.is_read), None)
     if change is not None:
         raise CaptureError(_refusal_of_change(change))

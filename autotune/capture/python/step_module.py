@@ -58,7 +58,7 @@ def flatten_for_step(batch: Any, loss_fn: LossFn | None) -> FlatBatch:
 
 
 def like_tuple(template: tuple[Any, ...], values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the values as a tuple of the template's type, where that is a named one."""
+    """Return the values as a named tuple of the template's type; as a plain tuple where the template is one."""
     return type(template)(*values) if hasattr(template, "_fields") else values
 
 

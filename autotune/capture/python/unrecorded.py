@@ -33,9 +33,8 @@ def refusing_unrecorded() -> Iterator[None]:
 
     def refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if sys._getframe(1).f_code.co_filename.startswith(
-                internal
-            ):  # a checkpoint restores the state that it saved
+            caller = sys._getframe(1).f_code.co_filename
+            if caller.startswith(internal):  # a checkpoint restores the state that it saved
                 return original(*args, **kwargs)
             raise CaptureError(
                 f"the step calls torch.{name}{user_place()}, and a captured step does not; call it before the step, or draw there "

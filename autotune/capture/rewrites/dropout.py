@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 
 from autotune.capture.eager_kernels import IN_PLACE
 from autotune.capture.rewrites.batch_norm import SAME_BITS
@@ -40,9 +41,7 @@ def draw_in_layout(graph: fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=aten.normal_functional.default):
         data, result = node.args[0], node.meta.get("val")
         example = data.meta.get("val") if isinstance(data, fx.Node) else None
-        is_part = isinstance(example, torch.Tensor) and not torch._prims_common.is_non_overlapping_and_dense_or_false(
-            example
-        )
+        is_part = isinstance(example, torch.Tensor) and not is_non_overlapping_and_dense_or_false(example)
         if is_part and isinstance(result, torch.Tensor) and result.is_contiguous() and result.device.type == "cpu":
             node.target = draw_normal_over
             node.kwargs = {key: value for key, value in node.kwargs.items() if key != "generator"}

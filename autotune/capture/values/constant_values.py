@@ -20,7 +20,6 @@ DRAWS = re.compile(
 """Names of functions whose results differ in each step."""
 _UNKNOWN = object()
 
-
 _OPERATORS = r"i(add|sub|mul|matmul|truediv|floordiv|div|mod|pow|and|or|xor|lshift|rshift|concat)|setitem"
 _IN_PLACE = re.compile(rf".*[^_]_|({_OPERATORS})|__({_OPERATORS}|set)__")
 """Names of methods and functions that change a tensor, those of `operator` included."""
@@ -32,10 +31,10 @@ WITH_STATISTICS = ("batch_norm", "instance_norm", "native_batch_norm", "fused_mo
 def writes(name: str, kwargs: Mapping[str, Any], function: Any = None, args: Sequence[Any] = ()) -> bool:
     """Return whether a call changes a tensor in place; `function` and `args` show an `inplace` that has no name in the call."""
     is_named = _IN_PLACE.fullmatch(name) or name in WITH_STATISTICS or "out" in kwargs or kwargs.get("inplace")
-    return bool(is_named) or (any(argument is True for argument in args) and _is_told_inplace(function, args, kwargs))
+    return bool(is_named) or (any(argument is True for argument in args) and _passes_inplace(function, args, kwargs))
 
 
-def _is_told_inplace(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _passes_inplace(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     try:
         return bool(inspect.signature(function).bind_partial(*args, **kwargs).arguments.get("inplace"))
     except (TypeError, ValueError):  # a kernel in C++ has no signature, and no such argument
@@ -98,6 +97,8 @@ class ConstantValues:
             with torch.no_grad(), _disable_current_modes(), torch._C.DisableTorchFunction():
                 value = without_draws(lambda: function(*arguments[0], **arguments[1]))
         except Exception:  # noqa: BLE001 - a call that fails on values has no value to follow
+            for tensor in written(name, args, kwargs) if is_write else ():  # it may have begun to write
+                self._forget(tensor)
             return
         if isinstance(result, torch.Tensor) and isinstance(value, torch.Tensor):
             self._values[id(result)] = value

@@ -229,9 +229,8 @@ class Bench:
         timing = self._timing
         digests = self._hash_steps(timing.step, done=timing.steps)
         timing.steps, timing.is_rested = HASHED_STEPS, False
-        timing.unmeasured = (
-            UNMEASURED_STEPS if timing.arena is None else 0
-        )  # malloc returns its memory below, an arena does not
+        # malloc returns its memory below, an arena does not
+        timing.unmeasured = UNMEASURED_STEPS if timing.arena is None else 0
         self._eager.drop_gradients()
         release_memory()
         return Digests(digests)
