@@ -5,6 +5,7 @@ runs these entries, so a step that is traced through them runs other kernels, of
 Python differ in the strides of dimensions of size 1, by which convolutions and linear layers choose kernels.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -171,17 +172,22 @@ def in_place_overload(node: fx.Node) -> torch._ops.OpOverload | None:
 
 def _decomposed() -> list[torch._ops.OpOverload]:
     """Return the ATen overloads with a decomposition above autograd; torch registers them on import."""
-    decomposed = list(REPLACED)
-    for qualified in torch._C._dispatch_get_all_op_names():
-        namespace, _, rest = qualified.partition("::")
+    replaceable = (op for op in _aten_overloads() if any(key in op.py_kernels for key in _DECOMPOSED) or _is_view(op))
+    return [*REPLACED, *replaceable]
+
+
+@functools.cache
+def _aten_overloads() -> tuple[torch._ops.OpOverload, ...]:
+    """Return the ATen overloads whose kernels a trace may replace; looking all ops up takes 20 ms."""
+    names = (qualified.partition("::") for qualified in torch._C._dispatch_get_all_op_names() if qualified not in KEPT)
+    ops = []
+    for namespace, _, rest in names:
         name, _, overload = rest.partition(".")
-        if namespace != "aten" or qualified in KEPT:
-            continue
-        packet = getattr(aten, name, None)
-        op = getattr(packet, overload or "default", None)
-        if op is not None and op not in REPLACED and (any(key in op.py_kernels for key in _DECOMPOSED) or _is_view(op)):
-            decomposed.append(op)
-    return decomposed
+        if namespace == "aten":
+            op = getattr(getattr(aten, name, None), overload or "default", None)
+            if op is not None and op not in REPLACED:
+                ops.append(op)
+    return tuple(ops)
 
 
 def _is_view(op: torch._ops.OpOverload) -> bool:

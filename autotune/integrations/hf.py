@@ -85,6 +85,7 @@ class PlannedTrainerMixin:
             "plan": plan, "stores": stores, "other_shapes": other_shapes, "buckets": buckets,
         }  # fmt: skip
         self._first_step: Callable[[torch.nn.Module, Any], None] | None = None
+        self._unplanned = "does not call self.compute_loss, so the plan has no effect; call it there"
         # on the instance, where it stands before the method of any subclass
         vars(self)["compute_loss"] = self._compute_planned_loss
         self.add_callback(_PlanCheck(self))  # type: ignore[attr-defined]
@@ -133,6 +134,8 @@ class PlannedTrainerMixin:
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         if return_outputs or not model.training or not torch.is_grad_enabled():
+            if torch.is_grad_enabled():  # not the loss of an evaluation
+                self._unplanned = _explain_unplanned(model)
             return _class_loss(self)(self, model, inputs, return_outputs, num_items_in_batch)
         if isinstance(num_items_in_batch, int):
             num_items_in_batch = torch.tensor(num_items_in_batch)  # a number would be a constant of the plan
@@ -229,6 +232,13 @@ class _FirstStepError(Exception):
         self.model, self.batch = model, batch
 
 
+def _explain_unplanned(model: torch.nn.Module) -> str:
+    """Return why a call of `compute_loss` with gradients runs without the plan, and the next step."""
+    if not model.training:
+        return f"runs {type(model).__name__} in eval mode, in which the plan has no effect; call model.train() there"
+    return "calls self.compute_loss with return_outputs=True, with which the plan has no effect; leave it out"
+
+
 class _PlanCheck(transformers.TrainerCallback):  # type: ignore[misc]
     """Refuse, after the first step, a trainer whose steps never call `compute_loss`."""
 
@@ -239,10 +249,7 @@ class _PlanCheck(transformers.TrainerCallback):  # type: ignore[misc]
         """Raise ConfigError if the step ran without the plan."""
         if self._trainer._planned_loss is None:
             name = type(self._trainer).__name__
-            raise ConfigError(
-                f"training_step of {name} does not call self.compute_loss, so the plan has no effect; call it there, or "
-                "train without a plan"
-            )
+            raise ConfigError(f"training_step of {name} {self._trainer._unplanned}, or train without a plan")
 
 
 @contextmanager

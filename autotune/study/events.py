@@ -101,13 +101,13 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """The run was logged to a store beside its own records, or could not be; or a line about a batch size or a device."""
+    """The run was logged to a store beside its own records, or could not be; or a line about a batch size, a device or seeds."""
 
     message: str
     """Address of the logged run, or the reason for the failure and the next step."""
     store: str = "mlflow"
     """`mlflow`; `optuna` for a shared database of Optuna; `size` for the search for a batch size; `kernels` for their choice;
-    `device` for a device of a fleet that is lost or not used."""
+    `device` for a device of a fleet that is lost or not used; `seeds` for seeds that come too late."""
 
 
 Event = PhaseStarted | Preparing | Ready | Resolved | Measuring | Disturbed | Finished | Logged

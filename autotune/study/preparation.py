@@ -21,7 +21,7 @@ from autotune.records.request import find_difference
 from autotune.records.run_dir import RunDir, write_json, write_text
 from autotune.records.trial import Trial, TrialKind, append_trial
 from autotune.study.batch.records import read_request
-from autotune.study.events import PhaseStarted, Progress, Ready, Resolved, StudyPhase
+from autotune.study.events import Logged, PhaseStarted, Progress, Ready, Resolved, StudyPhase
 from autotune.study.interrupts import Interrupts
 from autotune.study.optuna_space import check_sampler
 from autotune.study.outcome import check_plans_directory
@@ -57,10 +57,14 @@ def check_inputs(task: StudyTask, trials: Sequence[Trial]) -> Seeds | None:
     config = task.config
     check_plans_directory(config)
     check_sampler(config.sampler, config.objective)
-    measured = any(trial.kind in (TrialKind.PLANNER, TrialKind.SEARCH) for trial in trials)
-    if config.seed_from is None or measured:
+    if config.seed_from is None or _are_seeds_over(trials):
         return None
     return read_seeds(Path(config.seed_from), Path(config.runs))
+
+
+def _are_seeds_over(trials: Sequence[Trial]) -> bool:
+    """Return whether a study is past its seeds: planners or the sampler have chosen plans already."""
+    return any(trial.kind in (TrialKind.PLANNER, TrialKind.SEARCH) for trial in trials)
 
 
 def wait_for_device(task: StudyTask) -> StudyTask:
@@ -89,6 +93,10 @@ def prepare(task: StudyTask, trials: list[Trial]) -> PreparedWorkload:
     earlier = load_config(str(files.config)) if files.config.exists() else None
     if earlier is not None:
         check_request(run_dir, earlier, config)
+        if config.seed_from not in (None, earlier.seed_from) and _are_seeds_over(trials):
+            unread = f"{config.seed_from} is not read: {run_dir.name} chose its first plans already; tune under another --name"
+            task.progress(Logged(unread, "seeds"))
+            task = replace(task, config=config.model_copy(update={"seed_from": earlier.seed_from}))
     task.progress(PhaseStarted(StudyPhase.PREPARE))
     with task.interrupts.breakable(patient=False):
         prepared = task.runner.prepare()

@@ -297,6 +297,38 @@ class OwnStep(AutotuneTrainer):
         return loss.detach()
 
 
+class EvalModeStep(AutotuneTrainer):
+    """A trainer whose steps run the model in eval mode, as some do to keep dropout away."""
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        loss = self.compute_loss(model.eval(), self._prepare_inputs(inputs))
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+
+class OutputsStep(AutotuneTrainer):
+    """A trainer whose steps ask for the model's outputs."""
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        loss, _ = self.compute_loss(model.train(), self._prepare_inputs(inputs), return_outputs=True)
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (EvalModeStep, r"EvalModeStep runs \w+ in eval mode.*call model\.train\(\)"),
+        (OutputsStep, r"OutputsStep calls self\.compute_loss with return_outputs=True"),
+    ],
+)
+def test_a_training_step_whose_loss_runs_without_the_plan_is_refused_with_the_reason(
+    kind: Kind, reason: str, tmp_path: Path
+):
+    with pytest.raises(ConfigError, match=reason):
+        make_trainer(kind, tmp_path, one_layer).train()
+
+
 def test_a_training_step_without_compute_loss_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"OwnStep does not call self\.compute_loss"):
         make_trainer(OwnStep, tmp_path).train()

@@ -220,6 +220,5 @@ def test_a_replay_that_a_signal_ends_is_no_result(known: Landscape, monkeypatch:
     assert ended.value.exit_code == 143
 
 
-def test_cma_es_replays_where_its_package_is_installed(known: Landscape):
-    pytest.importorskip("cmaes")
+def test_cma_es_replays(known: Landscape):
     assert len(replay(known, "cmaes", 0, MOST).fastest_gaps) == MOST

@@ -39,7 +39,7 @@ from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import lock_run_dir
 from autotune.records.trial import Trial, load_trials
 from autotune.report.tables import confirmed_rows, trial_rows, trial_verdict
-from autotune.study.events import Disturbed, Event, Finished, Measuring, PhaseStarted, Resolved
+from autotune.study.events import Disturbed, Event, Finished, Logged, Measuring, PhaseStarted, Resolved
 from autotune.study.recorded_run import RecordedRun
 from autotune.study.runner import MAX_FRUITLESS, MAX_REPEATS, QuietRunner
 from autotune.study.session import StudyResult, tune
@@ -618,6 +618,16 @@ def test_seeds_that_were_measured_are_not_asked_for_again(told, tmp_path):
     numbers = [trial.number for trial in first.trials if trial.kind == "seed"]
     assert numbers
     assert [trial.number for trial in second.trials if trial.kind == "seed"] == numbers
+
+
+def test_seeds_that_come_after_the_first_plans_are_named_as_not_read(told, tmp_path):
+    run(tmp_path, trials=4)
+    events: list[Event] = []
+    late = run(tmp_path, events=events, trials=6, seed_from=str(told[0] / "run"))
+    (note,) = (event for event in events if isinstance(event, Logged) and event.store == "seeds")
+    assert note.message.startswith(f"{told[0] / 'run'} is not read: run chose its first plans already")
+    assert not [trial for trial in late.trials if trial.kind == "seed"]
+    assert load_config(str(tmp_path / "run" / "config.yaml")).seed_from is None
 
 
 def test_a_seed_that_is_no_run_stops_the_study_in_one_line(tmp_path):
