@@ -40,7 +40,7 @@ from autotune.study.trials.next_trial import Proposal, TrialMaker
 from autotune.study.trials.parallel_search import ParallelSearch
 from autotune.study.trials.search_end import Patience, describe_end
 from autotune.study.verdicts.confirm import MIN_ROUNDS, compare_confirmed, to_table
-from autotune.study.verdicts.front import assess_front, extends_front
+from autotune.study.verdicts.front import assess_front, extends_front, select_front_run
 from autotune.study.verdicts.next_run import reserved_seconds, select_next_run
 from autotune.study.verdicts.plan_runs import count_rounds
 from autotune.study.verdicts.ranking import (
@@ -146,11 +146,10 @@ class _Session:
         seeds: Seeds | None,
         devices: Sequence[ParallelRunner],
     ) -> None:
-        self.config, self.run_dir = task.config, task.run_dir
+        self.config, self.run_dir, self.devices = task.config, task.run_dir, devices
         self.runner = QuietRunner(task.runner, self.has_time, lambda reason: self.progress(Disturbed(reason)))
         self.progress, self.interrupts = task.progress, task.interrupts
         self.prepared, self.rules, self.trials, self.resumed, self.seeds = prepared, rules, trials, resumed, seeds
-        self.devices = devices
         self.graph, self.costs, self.deadline = prepared.graph, prepared.costs, task.deadline
         self.longest_seconds = 0.0
         """Seconds of the longest trial so far, planning included."""
@@ -266,11 +265,11 @@ class _Session:
             with self.interrupts.breakable(patient=False):
                 attach_priors(self.store, self.planning, self.config, self.target_bytes, self.progress)
         self.progress(PhaseStarted(StudyPhase.SEARCH))
-        if len(self.devices) > 1 and not self.is_spent():
+        if len(self.devices) > 1 and not self.is_spent() and self.may_search():
             pool = DevicePool(self.devices, self.graph.digest, self.has_time)
-            steps = self.has_enough, self.is_used_up, self.propose, self.record
+            steps = (lambda pending: not self.may_search(pending)), self.is_used_up, self.propose, self.record
             ParallelSearch(self.maker, pool, self.interrupts, self.progress, *steps).run()
-        while not self.is_spent():
+        while not self.is_spent() and self.may_search():
             began = time.monotonic()  # choosing a move takes seconds on large graphs
             self.evaluate(self.propose())
             self.longest_seconds = max(self.longest_seconds, time.monotonic() - began)
@@ -285,8 +284,7 @@ class _Session:
     def confirm(self) -> None:
         """Re-measure the best plans in new processes until all comparisons are conclusive or the time is up.
 
-        The plans of a front share processes, and none runs twice in the same ones. While there is time for another plan,
-        the search goes on before uncertain plans run more often than `MIN_ROUNDS`.
+        Plans of a front share processes, none twice in the same ones. Uncertain ones run again while no search goes on.
         """
         self.progress(PhaseStarted(StudyPhase.CONFIRM))
         shares, ran = self.config.objective == "pareto", set[Plan | None]()
@@ -296,7 +294,7 @@ class _Session:
             if (run := select_next_run(self.config.objective, self.trials, self.rules, is_late=late)) is None:
                 return
             began, plan = time.monotonic(), None if run.candidate is None else run.candidate.plan
-            if shares and count_rounds(self.trials)[plan] >= MIN_ROUNDS and not self.is_spent():
+            if shares and count_rounds(self.trials)[plan] >= MIN_ROUNDS and self.may_search():
                 return
             if not (shares and ran) or plan in ran:
                 self.runner.renew()
@@ -310,11 +308,13 @@ class _Session:
         self.interrupts.check()
         return self.has_enough()
 
-    def has_enough(self, pending: int = 0) -> bool:
-        """Return True if no further trial may start: trials, time or patience are used up.
+    def may_search(self, pending: int = 0) -> bool:
+        """Return True if a further trial of the search may start now; uncertain plans of a front may come before it."""
+        is_paused = self.config.objective == "pareto" and self.patience.is_waning
+        return not self.has_enough(pending) and not (is_paused and select_front_run(self.trials, self.rules))
 
-        `pending` is the number of planned, unrecorded trials.
-        """
+    def has_enough(self, pending: int = 0) -> bool:
+        """Return True if trials, time or patience are used up. `pending` is the number of planned, unrecorded trials."""
         return self.is_used_up(pending) or self.patience.is_used_up
 
     def is_used_up(self, pending: int = 0) -> bool:

@@ -3,9 +3,11 @@
 import csv
 import itertools
 import json
+import random
 import shutil
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -388,6 +390,20 @@ def test_a_front_uses_its_time_and_verifies_every_point_that_it_has_time_for(tmp
     assert len(result.front) >= points
     assert seconds - 2 * 40 <= fake.now <= seconds + 10  # no trial begins that may take as long as the longest
     assert min(point.rounds for point in result.front) >= MIN_ROUNDS
+
+
+def test_uncertain_plans_run_again_before_a_search_that_adds_nothing_goes_on(tmp_path):
+    """Where times of neighbours are hard to tell apart, two runs of each leave the front uncertain."""
+    fake = runner(slowdown_of=lambda plan: random.Random(len(fake.measured)).uniform(0.94, 1.06))
+    result = run(tmp_path, fake, trials=60, patience=1000)
+    kinds = [trial.kind for trial in result.trials]
+    rounds: Counter[Plan | None] = Counter()
+    extra = [
+        trial.number
+        for trial in result.trials
+        if trial.kind == "confirm" and rounds.update([trial.plan]) is None and rounds[trial.plan] > MIN_ROUNDS
+    ]
+    assert "search" in kinds[extra[0] :], "the search goes on after the runs"
 
 
 def test_a_plan_that_a_smaller_one_is_surely_faster_than_is_stopped_early_and_no_other(tmp_path):

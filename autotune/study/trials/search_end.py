@@ -7,6 +7,8 @@ from autotune.records.config import Config
 from autotune.records.trial import Trial, TrialKind
 from autotune.study.verdicts.ranking import NEW_RUNS
 
+FRONT_PAUSE = 6
+"""Number of measured trials without a gain after which the uncertain plans of a front run again, before the search goes on."""
 UNMEASURED = 0.25
 """Weight of a trial that was not run, in measured trials, when the study counts trials without a gain."""
 
@@ -25,6 +27,11 @@ class Patience:
             self.without_gain = 0.0
         elif trial.kind in (TrialKind.SEARCH, TrialKind.MOVE, TrialKind.REPEAT):
             self.without_gain += 1 if trial.kind != TrialKind.REPEAT and trial.was_run else UNMEASURED
+
+    @property
+    def is_waning(self) -> bool:
+        """True if further runs of uncertain plans promise more points of a front than further plans."""
+        return self.without_gain >= FRONT_PAUSE
 
     @property
     def is_used_up(self) -> bool:
