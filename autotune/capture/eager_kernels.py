@@ -178,7 +178,7 @@ def _decomposed() -> list[torch._ops.OpOverload]:
 
 @functools.cache
 def _aten_overloads() -> tuple[torch._ops.OpOverload, ...]:
-    """Return the ATen overloads whose kernels a trace may replace; looking all ops up takes 20 ms."""
+    """Return the ATen overloads whose kernels a trace may replace. They are looked up once: there are thousands of ops."""
     names = (qualified.partition("::") for qualified in torch._C._dispatch_get_all_op_names() if qualified not in KEPT)
     ops = []
     for namespace, _, rest in names:

@@ -623,7 +623,8 @@ def test_seeds_that_were_measured_are_not_asked_for_again(told, tmp_path):
 def test_seeds_that_come_after_the_first_plans_are_named_as_not_read(told, tmp_path):
     run(tmp_path, trials=4)
     events: list[Event] = []
-    late = run(tmp_path, events=events, trials=6, seed_from=str(told[0] / "run"))
+    config = configured(tmp_path, moves=False, trials=6, seed_from=str(told[0] / "run"))
+    late = tune(config, FakeRunner(), tmp_path / "run", progress=events.append, lasting=False, requested_time="8m")
     (note,) = (event for event in events if isinstance(event, Logged) and event.store == "seeds")
     assert note.message.startswith(f"{told[0] / 'run'} is not read: run chose its first plans already")
     assert not [trial for trial in late.trials if trial.kind == "seed"]

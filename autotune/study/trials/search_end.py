@@ -30,7 +30,7 @@ class Patience:
 
     @property
     def is_waning(self) -> bool:
-        """True if further runs of uncertain plans promise more points of a front than further plans."""
+        """True after `FRONT_PAUSE` trials without a gain."""
         return self.without_gain >= FRONT_PAUSE
 
     @property
