@@ -246,11 +246,6 @@ def _trace(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor], name
     except Exception as refusal:  # Dynamo raises the user's own exceptions and dozens of its own
         if way == "dynamo":
             raise CaptureError(f"cannot capture {name} as one graph: {_reason(refusal)}") from refusal
-        if dynamic:
-            inputs = ", ".join(sorted(dynamic))
-            raise CaptureError(
-                f"{name}: Dynamo cannot trace the step, so {inputs} cannot be an input of it"
-            ) from refusal
         return record_step(stack, step, tensors, name)
     finally:
         torch._dynamo.reset()

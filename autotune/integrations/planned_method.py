@@ -1,5 +1,6 @@
 """Replace a method of a module, which returns a loss, by the same method under a plan."""
 
+import dis
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -58,14 +59,18 @@ class MethodLoss:
     def __init__(self, kind: type[torch.nn.Module], name: str) -> None:
         self._function: Callable[..., Any] = getattr(kind, name)
         self._names = [parameter.name for parameter in inspect.signature(self._function).parameters.values()][1:]
+        self._unread = {name for name in self._names if not _may_read(self._function, name)}
         self.recorder = LogRecorder()
         self.arguments: dict[str, Any] = {}
-        """Arguments of the current call that are no tensors; a guard checks those that the method reads."""
+        """Numbers and strings of the current call that the method never reads: they may change at every step."""
 
     def split_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a call's arguments by name, those that are plain values left in `arguments`."""
+        """Return a call's arguments by name, without numbers and strings that the method never reads: `arguments` gets those."""
         values = {**dict(zip(self._names, args, strict=False)), **kwargs}
-        self.arguments = {name: value for name, value in values.items() if isinstance(value, (int, float, str))}
+        plain = (int, float, str)
+        self.arguments = {
+            key: value for key, value in values.items() if key in self._unread and isinstance(value, plain)
+        }
         return {name: value for name, value in values.items() if name not in self.arguments}
 
     def __call__(self, module: torch.nn.Module, batch: dict[str, Any]) -> Any:
@@ -82,6 +87,15 @@ class MethodLoss:
         if isinstance(result, tuple):
             return result[0], result[1:], logged
         return result, None, logged
+
+
+def _may_read(function: Callable[..., Any], name: str) -> bool:
+    """Return whether a function may read an argument; it does not where its code never loads it, as often `batch_idx`."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or "locals" in code.co_names:
+        return True
+    loads = [step.argval for step in dis.get_instructions(code) if step.opname.startswith("LOAD")]
+    return any(name == loaded or (isinstance(loaded, tuple) and name in loaded) for loaded in loads)
 
 
 def _refuse_graph(options: Mapping[str, Any]) -> None:

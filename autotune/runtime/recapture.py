@@ -77,7 +77,8 @@ class Recaptures:
             except CaptureError:
                 self._constants.add(change.source)
             else:
-                self._inputs.add(change.source)
+                # a recorded step has constants only
+                (self._constants if program.recorded else self._inputs).add(change.source)
                 return program
         return capture(self.inputs)
 

@@ -34,7 +34,9 @@ class UpdateCycle:
         self.optimizer, self._accumulate = optimizer, accumulate
         self._before_update, self.scaler = before_update, scaler
         self._optimizers = [] if optimizer is None else [optimizer, *find_inner_optimizers(optimizer)]
-        self._has_warned = False
+        self._has_warned = self._has_warned_of_clearing = False
+        self._versions: list[int] = []
+        """Versions of the parameters after the last step that waits for an update."""
         self.steps = 0
         """Steps so far; a multiple of `accumulate` right after an update."""
 
@@ -81,9 +83,20 @@ class UpdateCycle:
         return self.steps % self._accumulate > 0
 
     def restart_if_cleared(self) -> None:
-        """Start a new cycle if the loop has cleared every gradient, as after an update of its own."""
-        if self.is_pending and all(parameter.grad is None for parameter in self.parameters):
-            self.steps = 0
+        """Start a new cycle if the loop has cleared every gradient, as after an update of its own; warn if it made none."""
+        if not self.is_pending or any(parameter.grad is not None for parameter in self.parameters):
+            return
+        if not self._has_warned_of_clearing and self._versions == self._read_versions():
+            self._has_warned_of_clearing = True
+            warnings.warn(
+                f"the gradients of {self.steps % self._accumulate} of {self._accumulate} steps were cleared before their update, and "
+                "accumulation starts anew; leave zero_grad() out of the loop, because the step clears them after each update",
+                stacklevel=3,
+            )
+        self.steps = 0
+
+    def _read_versions(self) -> list[int]:
+        return [parameter._version for parameter in self.parameters]
 
     def start_step(self) -> None:
         """Start a new cycle if the loop has cleared every gradient, and discard gradients that no step of the cycle computed.
@@ -109,7 +122,9 @@ class UpdateCycle:
     def count_step(self) -> None:
         """Count a step whose gradients are in `.grad`; update if it completes the cycle."""
         self.steps += 1
-        if not self.is_pending:
+        if self.is_pending:
+            self._versions = self._read_versions()
+        else:
             self.update()
 
     @contextmanager

@@ -138,6 +138,13 @@ def test_torchs_own_optimizers_update_each_parameter_alone(name: str):
     assert probe(getattr(torch.optim, name)(parameters(*shapes))).joint_reason == ""
 
 
+def test_no_generator_of_a_gpu_is_seeded(monkeypatch: pytest.MonkeyPatch):
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    probe(torch.optim.AdamW(mlp().parameters()))
+    assert not seeded
+
+
 def test_a_warm_up_that_begins_at_rate_zero_does_not_hide_that_parameters_move():
     optimizer = torch.optim.AdamW(parameters(), lr=0.1)
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)

@@ -1,6 +1,7 @@
 """A planned loss in Lightning's Trainer: every bit, counter and logged value is that of the Trainer without a plan."""
 
 import copy
+import inspect
 import pickle
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,23 @@ class ReadsItsIndex(Net):
         return self(batch[0]).square().mean() * (1 + batch_idx)
 
 
+class ReadsItsIndexUntraced(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        inspect.currentframe()  # Dynamo refuses it
+        return self(batch[0]).square().mean() * (1 + batch_idx)
+
+
+class Untraced(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        inspect.currentframe()
+        return self(batch[0]).square().mean()
+
+
+def test_an_index_that_a_step_does_not_read_may_change_where_dynamo_refuses_the_step(runs: list[Executor]):
+    assert_equal(train(build=Untraced, rows=32), train([PlanCallback()], Untraced, rows=32))
+    assert runs
+
+
 class UpdatesMetric(Split):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         logits = self(batch[0])
@@ -315,6 +333,7 @@ class Skips(Net):
     ("net", "error", "message"),
     [
         (ReadsItsIndex, PlanError, "batch_idx"),
+        (ReadsItsIndexUntraced, PlanError, "batch_idx"),
         (UpdatesMetric, CaptureError, "accuracy"),
         (KeepsGraph, CaptureError, "enable_graph"),
         (Skips, CaptureError, "training_step returned None"),

@@ -440,6 +440,21 @@ def test_a_step_that_fails_leaves_no_gradient_and_a_sum_begins_anew(
     assert worst_difference(tensors(workload), tensors(other)) == 0.0
 
 
+def test_gradients_that_the_loop_clears_before_their_update_are_told_once_and_an_update_of_its_own_is_none(
+    recwarn: Any,
+):
+    workload = make(mlp)
+    step = step_for(workload, accumulate=3)
+    for clears_only in (False, True, True):
+        step(workload.batch)
+        if not clears_only:
+            workload.optimizer.step()
+        workload.optimizer.zero_grad()
+    step(workload.batch)
+    (message,) = [str(warning.message) for warning in recwarn if "zero_grad" in str(warning.message)]
+    assert message.startswith("the gradients of 1 of 3 steps were cleared before their update")
+
+
 def test_a_call_that_is_refused_starts_a_sum_anew():
     workload, other = make(mlp), make(mlp)
     step = step_for(workload, accumulate=2, other_shapes="error")

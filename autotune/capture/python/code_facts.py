@@ -1,6 +1,7 @@
 """Read facts about Python code: the globals that it reads, and whether it is the user's, a library's, or torch's."""
 
 import dis
+import os
 import sys
 import sysconfig
 import types
@@ -15,7 +16,7 @@ from torch import nn
 from autotune.workloads.factory import format_location
 
 _NAMESPACES = ("argparse",)
-_STATE = ("torch.distributions", "torch.nn.modules")
+_STATE = ("torch.distributions", "torch.nn.modules", "torch.optim")
 """Parts of torch whose objects have state that steps read."""
 
 
@@ -37,9 +38,11 @@ def is_library(module: str) -> bool:
     }
 
 
-_INTERNAL = (
-    str(Path(torch.__file__).parent), str(Path(np.__file__).parent), str(Path(__file__).parents[2]),
-    sysconfig.get_path("stdlib"), "<frozen",
+_INTERNAL = tuple(
+    f"{folder}{os.sep}"
+    for folder in (
+        Path(torch.__file__).parent, Path(np.__file__).parent, Path(__file__).parents[2], sysconfig.get_path("stdlib"),
+    )
 )  # fmt: skip
 _PACKAGES = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 

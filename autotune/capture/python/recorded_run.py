@@ -19,6 +19,7 @@ from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from autotune.capture.python.code_facts import is_recordable
 from autotune.capture.python.python_trace import FreeInput
 from autotune.capture.python.refusals import explain
 from autotune.capture.python.state_guards import StateGuards
@@ -48,7 +49,7 @@ def record_step(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor],
     words = Words(step.constants)
     words.find_unread(lambda constants: _observe(step, tensors, constants, name)[1].calls == swap.calls)
     parameters = {id(tensor) for tensor in (*step.parameters(), *step.buffers())}
-    free = _free_inputs(reads, [tensor for key, tensor in swap.reals.items() if key not in parameters])
+    free, twins = _free_inputs(reads, [tensor for key, tensor in swap.reals.items() if key not in parameters])
     swap.batch.places |= {id(each.example): each.read for each in free}
     inputs = (*tensors, *(each.example for each in free))
     stack.enter_context(fx_traceback.preserve_node_meta())
@@ -66,7 +67,7 @@ def record_step(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor],
         unrepeated=tuple(
             (change.place.name, f" at {change.place.line}") for change in reads.changes if change.place.line
         ),
-        make_guards=lambda: StateGuards(step, reads, words, parameters, swap.batch.branches),
+        make_guards=lambda: StateGuards(step, reads, words, parameters, branches=swap.batch.branches, twins=twins),
         attached=(),
         recorded=True,
     )
@@ -106,6 +107,7 @@ def _observe(
     mode = FakeTensorMode(allow_fallback_kernels=True)
     swap = _Swap(mode.from_tensor, tensors)
     roots = {"model": step.model, getattr(step.loss_fn, "__name__", "loss_fn"): step.loss_fn}
+    roots |= {name: part for name, part in step.named_constants() if is_recordable(type(part))}
     recorder = Recorder(roots)
     fakes = [mode.from_tensor(tensor) for tensor in tensors]
     swap.batch.add_inputs(fakes)
@@ -341,27 +343,30 @@ def _module_stacks(step: nn.Module) -> Iterator[None]:
         yield
 
 
-def _free_inputs(reads: StateReads, tensors: list[torch.Tensor]) -> list[FreeInput]:
-    """Return the tensors from outside of model and batch, each with the place to read it from."""
-    places: dict[int, tuple[str, Callable[[], Any]]] = {}
+def _free_inputs(
+    reads: StateReads, tensors: list[torch.Tensor]
+) -> tuple[list[FreeInput], list[tuple[FreeInput, FreeInput]]]:
+    """Return the tensors from outside of model and batch, each with the place to read it from; and pairs of places of one tensor."""
+    places: dict[int, list[tuple[str, Callable[[], Any]]]] = {}
     for place, value in reads.reads.values():
         for tensor, name, read in _tensors_in(value, place.name, place.read):
-            places.setdefault(id(tensor), (name, read))
-    free = []
+            places.setdefault(id(tensor), []).append((name, read))
+    free, twins = [], []
     for tensor in tensors:
         if id(tensor) not in places:
             raise CaptureError(
                 f"the step reads a tensor of shape {tuple(tensor.shape)} that is no part of model or batch, and its name "
                 "cannot be determined; make it a buffer of the model, or pass it in the batch"
             )
-        name, read = places[id(tensor)]
+        (name, read), *others = places[id(tensor)]
         if tensor.grad_fn is not None:
             raise CaptureError(
                 f"{name} has an autograd graph from outside of the step, and a captured step cannot run backward through "
                 "it; detach the tensor, or compute it in the loss function"
             )
         free.append(FreeInput(name, name, read, tensor))
-    return free
+        twins += [(free[-1], FreeInput(other, other, read_other, tensor)) for other, read_other in others]
+    return free, twins
 
 
 def _tensors_in(

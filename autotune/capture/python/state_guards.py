@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules import module as module_globals
 
 from autotune.capture.python.guards import GuardFailure, other_branch
+from autotune.capture.python.python_trace import FreeInput
 from autotune.capture.python.state_places import CONTAINERS, MISSING, Place, StateReads, instance_dict, plain_content
 from autotune.capture.python.step_module import CONSTANTS, StepModule
 from autotune.capture.python.words import Words
@@ -38,10 +39,15 @@ class StateGuards:
         reads: StateReads,
         words: Words,
         parameters: set[int],
+        *,
         branches: Sequence[BatchBranch] = (),
+        twins: Sequence[tuple[FreeInput, FreeInput]] = (),
     ) -> None:
-        """`words` are the words of the batch that the step read. `parameters` has ids of the model's own tensors."""
-        self._step, self._words, self._branches = step, words, tuple(branches)
+        """`words` are the words of the batch that the step read. `parameters` has ids of the model's own tensors.
+
+        `twins` are pairs of places that held one tensor: it is one input of the step.
+        """
+        self._step, self._words, self._branches, self._twins = step, words, tuple(branches), tuple(twins)
         self._constants = [_freeze(part) for part in step.constants]
         self._forwards = reads.forwards
         self._entries = [
@@ -56,13 +62,15 @@ class StateGuards:
     @property
     def count(self) -> int:
         """Number of values that are compared."""
-        return len(self._entries) + len(self._constants) + len(self._forwards)
+        return len(self._entries) + len(self._constants) + len(self._forwards) + len(self._twins)
 
     def hold(self, tensors: list[torch.Tensor], constants: list[Any]) -> bool:
         """Return whether all conditions hold for a step on the batch's parts."""
         if _global_state() != self._global_state or self._changed_constant(constants) is not None:
             return False
-        return self._values_hold() and all(branch.holds(tensors) for branch in self._branches)
+        return (
+            self._values_hold() and self._parted() is None and all(branch.holds(tensors) for branch in self._branches)
+        )
 
     def _values_hold(self) -> bool:
         """Return whether the values at all places are equal; branches read tensors from these places."""
@@ -90,9 +98,16 @@ class StateGuards:
         if changed is not None:
             place, frozen = changed
             return _failure(place.name, place.name, frozen, place.read(), place.line)
+        if (pair := self._parted()) is not None:
+            first, other = (twin.name for twin in pair)
+            return GuardFailure(other, other, f"{other} being the same tensor as {first}", None, "")
         if _global_state() != self._global_state:
             return GuardFailure("", "global state of torch", "the settings of its capture", None, "")
         return other_branch(self._branches, tensors)
+
+    def _parted(self) -> tuple[FreeInput, FreeInput] | None:
+        """Return the first pair of places that no longer hold one tensor."""
+        return next((pair for pair in self._twins if pair[0].read() is not pair[1].read()), None)
 
     def _changed_constant(self, constants: list[Any]) -> int | None:
         for position, (frozen, part) in enumerate(zip(self._constants, constants, strict=True)):

@@ -23,12 +23,12 @@ from torch import nn
 from autotune.capture.python.code_facts import (
     augmented_reads,
     global_chains,
-    is_internal,
     is_library,
     is_recordable,
     is_state,
     user_line,
 )
+from autotune.capture.python.functions import Functions, free_names
 from autotune.capture.python.state_places import (
     CONTAINERS,
     MISSING,
@@ -54,8 +54,8 @@ class Recorder:
         self._names: dict[int, str] = {}
         self._keep: list[Any] = []  # ids stay unique while the objects live
         self._patched: dict[type, dict[str, Any]] = {}
-        self._codes: set[types.CodeType] = set()
-        self._functions: dict[types.CodeType, list[types.FunctionType]] = {}
+        self._functions = Functions()
+        self._namespaces: list[tuple[types.SimpleNamespace, str, dict[str, Any]]] = []
         self._writes: dict[tuple[int, str], tuple[Place, Any]] = {}
         self._containers: dict[int, tuple[Place, Any, Any]] = {}
         self._augmented: set[tuple[int, str]] = set()
@@ -84,6 +84,7 @@ class Recorder:
                 self._active = False
                 self._unpatch()
                 fresh = set(map(id, gc.get_objects()))
+                self._note_namespaces()
                 self._drop(fresh)
                 self._collect_changes()
                 self._note_draws(*generators)
@@ -115,12 +116,19 @@ class Recorder:
                 self._patch(type(module))
                 self.result.forwards.setdefault(type(module), type(module).forward)
         if isinstance(value, partial):
-            self._meet((value.func, value.args, value.keywords), name, depth + 1)
+            self._meet(value.func, name, depth + 1)
+            for key in ("args", "keywords"):
+                self._record(Place(value, key, "attribute", f"{name}.{key}", ""), getattr(value, key))
         elif isinstance(value, types.MethodType):
             self._meet(value.__func__, name)
             self._meet(value.__self__, name.rpartition(".")[0] or name)
         elif isinstance(value, types.FunctionType):
-            self._functions.setdefault(value.__code__, []).append(value)
+            self._functions.add(value)
+        elif type(value) is types.SimpleNamespace:
+            self._namespaces.append((value, name, dict(vars(value))))
+            for key, part in vars(value).items():
+                self._meet(part, f"{name}.{key}")
+                self._note_content(Place(value, key, "attribute", f"{name}.{key}", ""), part)
         elif isinstance(value, (random.Random, np.random.RandomState, np.random.Generator)):
             self._generators.append((value, generator_state(value), name))
         elif is_recordable(type(value)):
@@ -132,7 +140,7 @@ class Recorder:
         for member in vars(kind).values():
             function = getattr(member, "fget", None) or getattr(member, "__func__", None) or member
             if isinstance(function, types.FunctionType):
-                self._functions.setdefault(function.__code__, []).append(function)
+                self._functions.add(function)
         read, write = _original(kind, "__getattribute__"), _original(kind, "__setattr__")
         recorder = self
 
@@ -250,20 +258,16 @@ class Recorder:
 
     def _meet_function(self, value: Any) -> None:
         function = getattr(value, "__func__", value)
-        if isinstance(function, types.FunctionType) and function not in self._functions.get(function.__code__, ()):
-            self._functions.setdefault(function.__code__, []).append(function)
+        if isinstance(function, types.FunctionType):
+            self._functions.add(function)
 
     def _is_augmented(self, frame: Any, key: str) -> bool:
         """Return whether a read is that of `x.key += ...`, whose result goes nowhere but into the attribute."""
         return (frame.f_lasti, key) in augmented_reads(frame.f_code)
 
     def _on_event(self, frame: Any, event: str, argument: Any) -> None:
-        if event == "call":
-            code = frame.f_code
-            if code not in self._codes:
-                self._codes.add(code)
-                if not is_internal(code.co_filename):
-                    self._on_function(frame, code)
+        if event == "call" and self._functions.is_new(frame):
+            self._on_function(frame, frame.f_code)
         elif (
             event == "c_call" and not self._draw_line and isinstance(getattr(argument, "__self__", None), random.Random)
         ):
@@ -271,8 +275,8 @@ class Recorder:
 
     def _on_function(self, frame: Any, code: types.CodeType) -> None:
         """Record the globals and the closure of a function that starts."""
-        free = [name for name in code.co_freevars if name != "__class__"]
-        functions = self._functions_of(frame, code) if free or code in self._functions else []
+        free = free_names(code)
+        functions = self._functions.find(frame) if free or code in self._functions else []
         for function in functions:
             cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
             for name, cell in cells:
@@ -314,6 +318,8 @@ class Recorder:
                 self._record_class(value, (key,), frame)
                 value = getattr(value, key, None)
             else:
+                if isinstance(value, types.FunctionType) and key in vars(value):
+                    self._record(Place(vars(value), key, "item", f"{name}.{key}", user_line(frame)), vars(value)[key])
                 return
 
     def _record_class(self, kind: type, names: tuple[str, ...], frame: Any) -> None:
@@ -323,12 +329,17 @@ class Recorder:
             if value is not MISSING and not is_member and (id(kind), key) not in self.result.reads:
                 self._record(Place(kind, key, "attribute", f"{kind.__name__}.{key}", user_line(frame)), value)
 
-    def _functions_of(self, frame: Any, code: types.CodeType) -> list[types.FunctionType]:
-        """Return the functions that may be the one that starts; none for a function that the step itself defines."""
-        functions = self._functions.get(code, [])
-        if not functions and not any(code in parent.co_consts for parent in self._codes):
-            functions = [f for f in gc.get_referrers(code) if isinstance(f, types.FunctionType) and f.__code__ is code]
-        return [f for f in functions if _has_cells(f, frame)]
+    def _note_namespaces(self) -> None:
+        """Record the attributes of namespaces whose names the step's code has: such objects of C report no reads."""
+        names, optional = self._functions.attribute_names()
+        for space, name, before in self._namespaces:
+            after = dict(vars(space))
+            keys = {*before, *after} if names & {"vars", "__dict__"} else names & {*before, *after} | optional
+            for key in sorted(keys):
+                place, value = Place(space, key, "attribute", f"{name}.{key}", ""), before.get(key, MISSING)
+                self.result.reads[id(space), key] = place, value
+                if not is_same(value, after.get(key, MISSING)):
+                    self._writes[id(space), key] = place, value
 
     def _drop(self, fresh: set[int]) -> None:
         """Drop what concerns objects that the step makes itself."""
@@ -378,18 +389,6 @@ def _original(kind: type, name: str) -> Callable[..., Any]:
     members = (vars(base)[name] for base in kind.__mro__ if name in vars(base))
     method: Callable[..., Any] = next(member for member in members if not hasattr(member, "recorder"))
     return method
-
-
-def _has_cells(function: types.FunctionType, frame: Any) -> bool:
-    """Return whether the function's closure holds the values that the frame sees."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            value = cell.cell_contents
-        except ValueError:
-            return False
-        if name in frame.f_locals and frame.f_locals[name] is not value:
-            return False
-    return True
 
 
 def _numpy_state() -> Any:

@@ -1,6 +1,7 @@
 """Present forward and loss of a step as one module, for a tracer."""
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -39,6 +40,10 @@ class StepModule(torch.nn.Module):
     def spell(self, source: str) -> str:
         """Replace Dynamo's expression for a part of the batch by the user's."""
         return re.sub(rf"{re.escape(CONSTANTS)}\[(\d+)\]", lambda match: self._names[int(match[1])], source)
+
+    def named_constants(self) -> Iterable[tuple[str, Any]]:
+        """Return the batch's parts without tensors, by the user's names."""
+        return zip(self._names, self.constants, strict=True)
 
     def numbers_only(self, sources: frozenset[str]) -> frozenset[str]:
         """Return the sources without parts of the batch that are no floats; a batch of another structure has other parts."""

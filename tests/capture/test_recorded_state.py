@@ -1,0 +1,176 @@
+"""State of the user's Python that a recorded step reads, wherever it is kept: a change of it counts from the next step."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autotune.capture.tracer import capture
+from autotune.errors import CaptureError
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.workload import Workload
+from tests.support.eager import eager_step
+from tests.support.small import batch_of, labelled_loss, make, mlp
+
+Change = Callable[[], None]
+
+
+def weighted(read: Callable[[], Any]) -> Callable[[nn.Module, Any], Tensor]:
+    """Return a loss times what a function reads, which Dynamo refuses."""
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        inspect.currentframe()
+        return labelled_loss(model, batch[:2]) * read()
+
+    return loss_fn
+
+
+def arguments_of_a_partial() -> tuple[Workload, Change]:
+    def loss_fn(settings: dict[str, float], model: nn.Module, batch: Any, *, factors: list[float]) -> Tensor:
+        inspect.currentframe()
+        return labelled_loss(model, batch) * settings["weight"] * factors[0]
+
+    settings, factors = {"weight": 1.0}, [2.0]
+
+    def change() -> None:
+        settings["weight"] = factors[0] = 3.0
+
+    return make(mlp, loss_fn=partial(loss_fn, settings, factors=factors)), change
+
+
+def a_namespace() -> tuple[Workload, Change]:
+    settings = SimpleNamespace(inner=SimpleNamespace(weight=1.0))
+    return make(mlp, loss_fn=weighted(lambda: settings.inner.weight)), lambda: setattr(settings.inner, "weight", 3.0)
+
+
+def an_absent_attribute_of_a_namespace() -> tuple[Workload, Change]:
+    settings = SimpleNamespace()
+    loss_fn = weighted(lambda: getattr(settings, "weight", 1.0))
+    return make(mlp, loss_fn=loss_fn), lambda: setattr(settings, "weight", 3.0)
+
+
+def a_learning_rate() -> tuple[Workload, Change]:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    return make(mlp, loss_fn=weighted(lambda: optimizer.param_groups[0]["lr"])), lambda: optimizer.param_groups[
+        0
+    ].update(lr=3.0)
+
+
+def a_schedule() -> tuple[Workload, Change]:
+    schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.zeros(1)], lr=1.0), 1)
+
+    def change() -> None:
+        schedule.optimizer.step()
+        schedule.step()
+
+    return make(mlp, loss_fn=weighted(lambda: schedule.get_last_lr()[0])), change
+
+
+def scaled(loss: Tensor) -> Tensor:
+    return loss * scaled.weight  # type: ignore[attr-defined]
+
+
+def an_attribute_of_a_function() -> tuple[Workload, Change]:
+    scaled.weight = 1.0  # type: ignore[attr-defined]
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        inspect.currentframe()
+        return scaled(labelled_loss(model, batch))
+
+    return make(mlp, loss_fn=loss_fn), lambda: setattr(scaled, "weight", 3.0)
+
+
+def the_second_closure_of_one_function() -> tuple[Workload, Change]:
+    def multiply(settings: dict[str, float]) -> Callable[[], float]:
+        return lambda: settings["weight"]
+
+    first, second = {"weight": 1.0}, {"weight": 1.0}
+    factors = multiply(first), multiply(second)
+    return make(mlp, loss_fn=weighted(lambda: factors[0]() * factors[1]())), lambda: second.update(weight=3.0)
+
+
+def one_of_two_names_of_a_tensor() -> tuple[Workload, Change]:
+    weights = SimpleNamespace()
+    weights.first = weights.second = torch.full((), 1.0)
+    loss_fn = weighted(lambda: weights.first - 2 * weights.second)
+    return make(mlp, loss_fn=loss_fn), lambda: setattr(weights, "second", torch.full((), 3.0))
+
+
+class Settings:
+    weight = 1.0
+
+
+def an_object_of_the_batch() -> tuple[Workload, Change]:
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        inspect.currentframe()
+        return labelled_loss(model, batch[:2]) * batch[2].weight
+
+    workload, settings = make(mlp, loss_fn=loss_fn), Settings()
+    workload.batch = (*workload.batch, settings)
+    return workload, lambda: setattr(settings, "weight", 3.0)
+
+
+PLACES = (
+    arguments_of_a_partial, a_namespace, an_absent_attribute_of_a_namespace, a_learning_rate, a_schedule,
+    an_attribute_of_a_function, the_second_closure_of_one_function, one_of_two_names_of_a_tensor, an_object_of_the_batch,
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.* changed")
+@pytest.mark.parametrize("place", PLACES)
+def test_a_change_counts_from_the_next_step(place: Callable[[], tuple[Workload, Change]]):
+    (workload, change), (twin, change_twin) = place(), place()
+    with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch) as step:
+        assert step._selector.first.recorded
+        for number in range(3):
+            if number == 1:
+                change()
+                change_twin()
+            assert torch.equal(step(workload.batch), eager_step(twin)[0])
+        assert len(list(step._selector.cache)) == 2
+
+
+def test_attributes_of_a_namespace_that_the_step_does_not_read_may_change():
+    settings = SimpleNamespace(weight=2.0, epoch=0)
+    workload = make(mlp, loss_fn=weighted(lambda: settings.weight))
+    with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, other_shapes="error") as step:
+        for settings.epoch in range(3):
+            step(workload.batch)
+        assert len(list(step._selector.cache)) == 1
+
+
+def test_a_namespace_that_the_step_changes_is_refused_and_stays_as_it_was():
+    state = SimpleNamespace(calls=1)
+
+    def count() -> int:
+        state.calls += 1
+        return state.calls
+
+    with pytest.raises(CaptureError, match=r"state\.calls is changed in the step"):
+        capture(make(mlp, loss_fn=weighted(count)))
+    assert state.calls == 1
+
+
+@pytest.mark.filterwarnings("ignore:.* changed", "ignore:a batch of")
+def test_a_shape_that_dynamo_refuses_is_recorded_though_a_float_is_an_input_of_the_others():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.beta = mlp(), 1.0
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            if len(inputs) < 5:
+                inspect.currentframe()
+            return self.body(inputs) * self.beta
+
+    ours, other = make(Net), make(Net)
+    with TrainStep(ours.model, ours.loss_fn, ours.optimizer, ours.batch) as step:
+        for rows, beta in ((6, 1.0), (6, 0.5), (4, 0.5), (4, 0.25), (6, 0.25)):
+            ours.model.beta = other.model.beta = beta
+            ours.batch = other.batch = batch_of(rows, 8)
+            assert torch.equal(step(ours.batch), eager_step(other)[0])
