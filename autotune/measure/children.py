@@ -29,6 +29,7 @@ from autotune.measure.scratch import Scratch
 from autotune.measure.spec import Spec
 from autotune.measure.survey import WorkloadSurvey
 from autotune.records.measurement import KILLED, Outcome
+from autotune.workloads.loop import Loop
 from autotune.workloads.reference import WorkloadRef
 
 
@@ -64,7 +65,7 @@ class Children:
         spec.log_dir.mkdir(parents=True, exist_ok=True)
         self._directory = Scratch(spec.log_dir, "scratch-")
         self.scratch = self._directory.path
-        self.time_limit_seconds = spec.time_limit_seconds
+        self.time_limit_seconds = spec.time_limit_seconds * Loop.parse(spec.loop).accumulate
         self.limit = ""
         """Mechanism that enforces the memory limit; empty without a limit, and until the first child has started."""
         self.living: dict[ChildRole, Child] = {}

@@ -23,7 +23,7 @@ from autotune.measure.messages import (
 )
 from autotune.measure.meters.cgroup import remove_stale
 from autotune.measure.numerics import ExpectedResults, check_plan, describe_comparison, find_expected_results
-from autotune.measure.spec import Spec
+from autotune.measure.spec import PATIENCE_SECONDS, Spec
 from autotune.measure.survey import (
     PreparedWorkload,
     WorkloadSurvey,
@@ -380,7 +380,7 @@ class Harness:
             timed,
             eager,
             samples=self._spec.samples,
-            patience_seconds=self._children.time_limit_seconds / 3,
+            patience_seconds=min(PATIENCE_SECONDS, self._children.time_limit_seconds / 3),
             beat=beat,
             most_bytes=most_bytes,
             rests=rests,

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.errors import CaptureError, ConfigError, NumericsError
 from autotune.ir.plan import Plan
-from autotune.measure.children import Children, ChildRole
+from autotune.measure.children import Children, ChildRole, refuse_killed
 from autotune.measure.messages import (
     BatchSizeRequest,
     BoundsRequest,
@@ -58,6 +58,7 @@ def find_expected_results(
             expected = ExpectedResults(workload.arguments, eager_results)
             return _compare_traced(children, spec, traced, expected, ChildRole.PLAN_BYTES)
         except ChildError as error:
+            refuse_killed(error, workload, "the captured step")
             if error.outcome is not Outcome.OUT_OF_MEMORY:
                 raise error.as_autotune_error() or CaptureError(
                     f"{workload}: the captured step fails: {error.detail}"

@@ -7,6 +7,9 @@ from autotune.errors import PlanError
 from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.workloads.reference import WorkloadRef
 
+PATIENCE_SECONDS = 100.0
+"""Seconds of one timing after which no further block begins."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spec:
@@ -38,7 +41,7 @@ class Spec:
     limit_bytes: int | None = None
     """Memory limit of each child; a child that must not limit itself receives None."""
     time_limit_seconds: float = 300.0
-    """Longest time of one request."""
+    """Longest time of one request, for each step of an update."""
     prepare_limit_seconds: float = 1800.0
     """Longest time for capture and profiling."""
     profile_cache: Path | None = None

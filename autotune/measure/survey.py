@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from autotune.errors import AutotuneError, CaptureError, ConfigError, InfeasibleError
+from autotune.errors import AutotuneError, CaptureError, ConfigError, InfeasibleError, StoreError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.records.device import Device
@@ -55,10 +55,14 @@ def plan_tolerance(device_kind: str) -> float:
     return 1.0 if device_kind == "cuda" else 0.0
 
 
-def explain_eager_failure(workload: WorkloadRef, baseline: Measurement) -> ConfigError:
+def explain_eager_failure(workload: WorkloadRef, baseline: Measurement) -> AutotuneError:
     """Return the error for a workload whose step fails in plain PyTorch."""
-    if baseline.outcome is Outcome.DISK_FULL:  # the step's results are files of the run
+    if baseline.outcome is Outcome.TIMEOUT:
         return ConfigError(
+            f"{workload}: {baseline.detail}, the limit for four steps in plain PyTorch; make the batch smaller, or accumulate fewer"
+        )
+    if baseline.outcome is Outcome.DISK_FULL:  # the step's results are files of the run
+        return StoreError(
             f"{workload}: the results of the step in plain PyTorch could not be written: {baseline.detail}; free space on the "
             "disk of the run directory, or name another one with runs"
         )

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from autotune.errors import AutotuneError, DeviceLostError, DeviceRefusedError, PlanError, StoreError
+from autotune.errors import AutotuneError, DeviceLostError, DeviceRefusedError, PlanError, StoreError, WorkerError
 from autotune.fleet.far_end.device_server import DeviceRunner
 from autotune.measure.device.conditions import MachineConditions
 from autotune.nightly.comparison import (
@@ -154,10 +154,10 @@ class EntrySession:
     def report_error(self, error: AutotuneError) -> None:
         """Record an error: a regression if the entry has a champion, else a failure of the config or the model.
 
-        An error of a store or of a device is inconclusive: it is no evidence against the champion. For an entry with a
-        champion, so is every error before its device answered.
+        An error of a store or of a device is inconclusive, and so is a process that another one killed: it is no evidence
+        against the champion. For an entry with a champion, so is every error before its device answered.
         """
-        is_unrelated = isinstance(error, StoreError | DeviceLostError | DeviceRefusedError)
+        is_unrelated = isinstance(error, StoreError | DeviceLostError | DeviceRefusedError | WorkerError)
         if is_unrelated or (self.champion is not None and not self.is_up):
             self.result = replace(self.result, verdict=NightVerdict.INCONCLUSIVE, detail=f"{error}")
         elif self.champion is None:

@@ -132,11 +132,16 @@ def choose_capture(
 
     Raises:
         AutotuneError: Eager's own kernels cannot be captured or measured.
+        ConfigError: The run directory contains a study for named kernels.
     """
     if config.kernels != "any":
         return config
     files = RunDir(run_dir)
     if (recorded := _read_choice(files)) is not None:
+        if not files.captures.exists():
+            raise ConfigError(
+                f"{run_dir}: contains a study for kernels {recorded.kernels or 'aten'}, not any; tune under another --name"
+            )
         return _with_choice(config, recorded)
     with lock_run_dir(run_dir):
         best = _race(race_config(config), _Measurements(files, open_runner, notify))

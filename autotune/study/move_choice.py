@@ -99,5 +99,5 @@ def read_measured(trials: Sequence[Trial], rules: Rules) -> Iterator[MeasuredPla
             continue
         seconds = ratio * (baseline or rules.baseline_seconds)
         count = len(result.step_seconds)
-        noise = max(LEAST_NOISE, ratio_noise(result), 0.0 if count >= 4 else EXPECTED_NOISE / math.sqrt(count))
+        noise = max(LEAST_NOISE, ratio_noise(result) if count >= 4 else EXPECTED_NOISE / math.sqrt(count))
         yield MeasuredPlan(trial.plan, trial.estimate, seconds, seconds * noise)

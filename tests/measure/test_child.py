@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from autotune.errors import StoreError
 from autotune.measure import child
 from autotune.measure.child import Child
 from autotune.measure.messages import BatchSizeRequest, ChildError
@@ -70,6 +71,16 @@ def test_a_child_that_closes_its_pipe_and_does_not_exit_is_ended(
 
 def test_a_full_disk_is_not_blamed_on_plain_pytorch() -> None:
     full = Measurement(Outcome.DISK_FULL, "No space left on device")
-    message = str(explain_eager_failure(WorkloadRef("resnet18"), full))
+    error = explain_eager_failure(WorkloadRef("resnet18"), full)
+    assert isinstance(error, StoreError)  # no evidence against a plan
+    message = str(error)
     assert "No space left on device; free space on the disk of the run directory" in message
     assert "run it once without autotune" not in message
+
+
+def test_steps_that_are_too_slow_to_measure_are_not_called_broken() -> None:
+    slow = Measurement(Outcome.TIMEOUT, "no answer within 300 s")
+    message = str(explain_eager_failure(WorkloadRef("resnet18"), slow))
+    assert message.endswith(
+        "no answer within 300 s, the limit for four steps in plain PyTorch; make the batch smaller, or accumulate fewer"
+    )

@@ -13,7 +13,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from autotune.errors import CaptureError, ConfigError, DeviceRefusedError, InfeasibleError, LockedError, StoreError
+from autotune.errors import (
+    CaptureError,
+    ConfigError,
+    DeviceRefusedError,
+    InfeasibleError,
+    LockedError,
+    StoreError,
+    WorkerError,
+)
 from autotune.ir.plan import Plan
 from autotune.nightly import parallel
 from autotune.nightly.diagnosis import Cause, Conditions
@@ -518,9 +526,13 @@ def test_a_store_that_is_gone_is_inconclusive_for_a_champion(bench: Bench, monke
 
 @pytest.mark.parametrize(
     ("call", "error"),
-    [("conditions", DeviceRefusedError), ("conditions", ConfigError), ("prepare", DeviceRefusedError)],
-)
-def test_a_device_that_cannot_be_used_is_inconclusive_for_a_champion(bench: Bench, monkeypatch, call: str, error: type):
+    [
+        ("conditions", DeviceRefusedError), ("conditions", ConfigError), ("prepare", DeviceRefusedError), ("prepare", WorkerError),
+    ],
+)  # fmt: skip
+def test_a_device_that_cannot_be_used_or_a_process_that_is_killed_is_inconclusive_for_a_champion(
+    bench: Bench, monkeypatch, call: str, error: type
+):
     bench.crown()
 
     def refuse() -> None:

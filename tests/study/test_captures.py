@@ -142,6 +142,7 @@ def test_an_interrupted_search_for_the_batch_size_keeps_its_kernels(tmp_path: Pa
     chosen = config.model_copy(update={"kernels": "inductor", "memory_format": "channels_last", "rebuild_price": 0.5})
     search = BatchSearch("batch", chosen.model_dump(mode="json"), "batch", StepSize(8))
     write_batch_search(run_dir, search)
+    RunDir(run_dir).captures.write_text("[]")
     runners = Runners()
     assert choose_capture(config, run_dir, runners.open, lambda text: None) == chosen
     assert runners.opened == []
@@ -269,6 +270,9 @@ def test_a_run_that_has_a_config_keeps_its_choice(tmp_path: Path):
     earlier = CONFIG.model_copy(update={"kernels": "inductor", "rebuild_price": 0.5})
     files.config.write_text(dump_config(earlier))
     runners = Runners()
+    with pytest.raises(ConfigError, match="a study for kernels inductor, not any; tune under another --name"):
+        choose_capture(CONFIG, files.path, runners.open, lambda text: None)
+    files.captures.write_text("[]")
     assert choose_capture(CONFIG, files.path, runners.open, lambda text: None) == earlier
     assert load_run_config(files.path, {}).rebuild_price == 0.5
     assert not runners.opened

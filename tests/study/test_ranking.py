@@ -300,6 +300,11 @@ def test_noise_of_equal_samples_is_none_and_grows_with_their_spread():
     assert ratio_noise(seen(spread=0.1)) > ratio_noise(seen(spread=0.01)) > 0
 
 
+def test_few_samples_do_not_look_free_of_noise():
+    few, fewer = (seen(step_seconds=(1.1,) * n, baseline_seconds=(1.0,) * n) for n in (3, 2))
+    assert ratio_noise(fewer) > ratio_noise(few) > 0.03
+
+
 def test_the_charge_of_a_percentage_budget_has_a_tolerance_and_that_of_an_absolute_one_has_none():
     percent, absolute = Budget.parse("65%"), Budget.parse("6GiB")
     assert (percent.tolerance, absolute.tolerance) == (STEP_TOLERANCE, 0.0)

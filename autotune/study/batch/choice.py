@@ -54,7 +54,7 @@ class BatchSources:
 def choose_batch(config: Config, run_dir: Path, sources: BatchSources) -> Config:
     """Return the config of an ordinary study of the chosen batch size, with the budget in bytes as its enforced limit.
 
-    A config with another objective is returned as it is. Every measured size is written to the run directory as it ends, and
+    A config with another objective is returned as it is, unless the run directory contains a search that has chosen no size. Every measured size is written to the run directory as it ends, and
     is not measured again when the run is continued.
 
     Args:
@@ -67,7 +67,10 @@ def choose_batch(config: Config, run_dir: Path, sources: BatchSources) -> Config
         CaptureError: The workload's step cannot be captured.
         InfeasibleError: No batch size fits the budget.
     """
+    has_study = RunDir(run_dir).config.exists()
     if config.objective not in BATCH_OBJECTIVES:
+        if not has_study and (search := read_batch_search(run_dir)) is not None:
+            _refuse_other_request(config, search, run_dir)
         return config
     began = time.monotonic()
     check_request(config)
@@ -75,6 +78,11 @@ def choose_batch(config: Config, run_dir: Path, sources: BatchSources) -> Config
         search = read_batch_search(run_dir)
         if search is not None:
             _refuse_other_request(config, search, run_dir)
+        elif has_study:
+            raise ConfigError(
+                f"{run_dir}: contains a study without a search for the batch size, and the objective is now {config.objective}; "
+                "tune under another --name"
+            )
         if search is None or search.chosen is None:
             search = _run_search(config, run_dir, sources, search, began)
     assert search.chosen is not None

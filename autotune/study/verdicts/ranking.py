@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from autotune.ir.plan import Plan
+from autotune.measure.early_stop import EXPECTED_NOISE
 from autotune.planners.candidates import Candidate
 from autotune.predict.simulate import Estimate
 from autotune.records.budget import tolerated_bytes
@@ -248,13 +249,16 @@ def measured_ratio(measurement: Measurement, rules: Rules) -> float | None:
 def ratio_noise(measurement: Measurement) -> float:
     """Return half the width of the ratio's interval, relative to the ratio.
 
-    Two medians whose intervals touch are a tie (McGill 1978).
+    Two medians whose intervals touch are a tie (McGill 1978). Fewer than four samples do not show their own noise, so the one
+    to expect of a normal distribution stands for it.
     """
     parts = []
     for samples in (measurement.step_seconds, measurement.baseline_seconds):
         if len(samples) >= 4:
             low, middle, high = statistics.quantiles(samples, n=4)
             parts.append(1.57 * (high - low) / math.sqrt(len(samples)) / middle)
+        elif samples:
+            parts.append(1.57 * 1.35 * EXPECTED_NOISE / math.sqrt(len(samples)))
     return math.hypot(*parts)
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from autotune.capture.tracer import capture
 from autotune.errors import ConfigError, PlanError, WorkerError
+from autotune.fleet.local import open_harness
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.measure.child import Child
@@ -39,6 +40,7 @@ from autotune.measure.worker.bench import Bench
 from autotune.planners import make_plan
 from autotune.planners.knobs import Settings
 from autotune.predict.simulate import simulate
+from autotune.records.config import load_config
 from autotune.records.measurement import Measurement, Outcome
 from autotune.workloads.live_workload import save_workload
 from autotune.workloads.memory_format import convert_batch, convert_model
@@ -512,3 +514,9 @@ def wait_for(happened: Callable[[], object]) -> None:
     while not happened():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.05)
+
+
+def test_an_update_of_several_steps_may_take_as_many_times_as_long(tmp_path: Path):
+    config = load_config(f"{WORKLOADS}:wide", overrides={"runs": str(tmp_path), "loop": "accumulate=4"})
+    with open_harness(config, tmp_path / "logs") as harness:
+        assert harness._children.time_limit_seconds == 4 * harness._spec.time_limit_seconds

@@ -276,6 +276,21 @@ def test_other_objectives_pass_unchanged_and_measure_nothing(tmp_path: Path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_of_another_objective_is_refused_before_a_size_is_measured(tmp_path: Path):
+    files, workload = RunDir(tmp_path / "run"), FakeWorkload()
+    files.path.mkdir()
+    files.config.write_text(dump_config(make_config(tmp_path, objective="time")))
+    with pytest.raises(
+        ConfigError, match="a study without a search for the batch size, and the objective is now batch"
+    ):
+        choose(tmp_path, workload)
+    assert not files.batch_search.exists()
+    files.config.unlink()
+    choose(tmp_path, workload)
+    with pytest.raises(ConfigError, match="with objective 'batch', not 'time'; tune under another --name"):
+        choose(tmp_path, workload, objective="time")
+
+
 def test_graphs_whose_wiring_depends_on_the_size_are_captured_one_by_one(tmp_path: Path):
     """From a batch of 24 on, the model takes another path."""
 
