@@ -95,7 +95,7 @@ def tune(
         kernels: "inductor" to run plans on compiled regions, whose results differ from eager's by rounding; "any" to
             measure both, in each memory format, then fewer threads, and tune the fastest.
         threads: Number of threads that torch's CPU ops use during a step; 0, the default, for those that the process has.
-        exact: True to accept eager's bits only: other kernels are refused, and so is a captured step that rounds differently.
+        exact: True to accept eager's bits only: refuse other kernels, memory format or threads, and a step that rounds differently.
         seed_from: Run directory or plan file: its fastest settings are measured first, and the sampler reads all of its trials.
         tracking_uri: MLflow tracking server or database; a SQLite file in `runs` by default.
         runs: Directory of all runs.

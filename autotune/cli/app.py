@@ -212,7 +212,7 @@ def plan(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Make one plan from estimates alone, without training. A budget in percent is a share of the traced step's predicted peak."""
+    """Make one plan from estimates alone, without training. A budget in percent is a share of the captured step's predicted peak."""
     from autotune.cli.commands.plan import run
 
     fields = {

@@ -55,7 +55,9 @@ Time = Annotated[
         help="Time limit: 90s, 10m, 1h; by default the config's, else 10m. No trial begins after it; capture, baseline and the running trial end first.",
     ),
 ]
-Trials = Annotated[int | None, typer.Option("--trials", min=1, help="Maximum number of trials.")]
+Trials = Annotated[
+    int | None, typer.Option("--trials", min=1, help="Maximum number of trials, baseline and repeats included.")
+]
 MemoryFormat = Annotated[
     str | None,
     typer.Option(
@@ -77,7 +79,7 @@ Kernels = Annotated[
     typer.Option(
         "--kernels",
         metavar="aten|inductor|any",
-        help="Kernels of the plans: eager's (default), compiled regions, or the faster, measured.",
+        help="Kernels of the plans: aten, as in eager (default); inductor, compiled regions; any, the fastest by measurement.",
     ),
 ]
 PlanKernels = Annotated[
@@ -100,7 +102,7 @@ Exact = Annotated[
     bool | None,
     typer.Option(
         "--exact",
-        help="Accept eager's bits only: refuse other kernels, and a captured step that differs by rounding.",
+        help="Accept eager's bits only: refuse other kernels, memory format or threads, and a captured step that differs by rounding.",
     ),
 ]
 Objective = Annotated[
@@ -147,7 +149,7 @@ SeedFrom = Annotated[
     typer.Option(
         "--seed-from",
         metavar="RUN|PLAN",
-        help="Run directory or plan file: its fastest settings are measured after the smallest plan, and gp and tpe read its trials but moves, except for pareto.",
+        help="Run directory or plan file. Its fastest settings are measured after the smallest plan. The samplers gp and tpe also read its trials, except moves; pareto does not.",
     ),
 ]
 Samplers = Annotated[

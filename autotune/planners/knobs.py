@@ -1,8 +1,6 @@
 """Describe the knobs that planners expose to the search, without depending on a sampler."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +56,6 @@ Knob = Int | Float | Choice
 
 KnobValue = int | float | str
 """Value of one planner parameter."""
-
-
-class Knobbed(Protocol):
-    """Frozen dataclass whose fields are its knobs."""
-
-    knobs: ClassVar[Mapping[str, Knob]]
 
 
 Settings = dict[str, dict[str, KnobValue]]

@@ -128,8 +128,8 @@ class Config(Section):
     """Weight of rebuilding in compiled regions. They minimize the bytes kept for the backward pass, plus this number times the
     bytes that rebuilding ops read or write. 0 keeps the fewest bytes; 4 rebuilds hardly anything."""
     seed_from: str | None = None
-    """Plan file or run directory, of any device. Its fastest settings are measured after the smallest plan; the sampler reads the run's
-    trials but moves as earlier observations, but for the samplers `random` and `cmaes` and objective `pareto`."""
+    """Plan file or run directory, of any device. Its fastest settings are measured after the smallest plan. The samplers `gp` and `tpe`
+    also read the run's trials, except moves, as earlier observations; objective `pareto` does not."""
     tracking_uri: str | None = None
     """Tracking URI of MLflow: `http://server:5000`, `postgresql://user@server/name`; default: a SQLite file in `runs`."""
     optuna_storage: str | None = None
