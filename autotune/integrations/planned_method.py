@@ -65,7 +65,7 @@ class MethodLoss:
         """Numbers and strings of the current call that the method never reads: they may change at every step."""
 
     def split_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a call's arguments by name, without numbers and strings that the method never reads: `arguments` gets those."""
+        """Return a call's arguments by name. Numbers and strings that the method never reads go into `arguments` instead."""
         values = {**dict(zip(self._names, args, strict=False)), **kwargs}
         plain = (int, float, str)
         self.arguments = {
@@ -90,11 +90,11 @@ class MethodLoss:
 
 
 def _may_read(function: Callable[..., Any], name: str) -> bool:
-    """Return whether a function may read an argument; it does not where its code never loads it, as often `batch_idx`."""
+    """Return whether a function may read an argument; False if its code never loads it, which is common for `batch_idx`."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or "locals" in code.co_names:
         return True
-    loads = [step.argval for step in dis.get_instructions(code) if step.opname.startswith("LOAD")]
+    loads = [step.argval for step in dis.get_instructions(code) if "LOAD" in step.opname]
     return any(name == loaded or (isinstance(loaded, tuple) and name in loaded) for loaded in loads)
 
 

@@ -59,7 +59,8 @@ def explain_eager_failure(workload: WorkloadRef, baseline: Measurement) -> Autot
     """Return the error for a workload whose step fails in plain PyTorch."""
     if baseline.outcome is Outcome.TIMEOUT:
         return ConfigError(
-            f"{workload}: {baseline.detail}, the limit for four steps in plain PyTorch; make the batch smaller, or accumulate fewer"
+            f"{workload}: steps in plain PyTorch are too slow to measure, or hang: {baseline.detail}; make the batch smaller, or "
+            "accumulate fewer steps. If a step should take seconds, run it once without autotune"
         )
     if baseline.outcome is Outcome.DISK_FULL:  # the step's results are files of the run
         return StoreError(

@@ -83,7 +83,7 @@ class UpdateCycle:
         return self.steps % self._accumulate > 0
 
     def restart_if_cleared(self) -> None:
-        """Start a new cycle if the loop has cleared every gradient, as after an update of its own; warn if it made none."""
+        """Start a new cycle if the loop has cleared every gradient; warn if it did so without an update of its own."""
         if not self.is_pending or any(parameter.grad is not None for parameter in self.parameters):
             return
         if not self._has_warned_of_clearing and self._versions == self._read_versions():

@@ -56,9 +56,8 @@ def an_absent_attribute_of_a_namespace() -> tuple[Workload, Change]:
 
 def a_learning_rate() -> tuple[Workload, Change]:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    return make(mlp, loss_fn=weighted(lambda: optimizer.param_groups[0]["lr"])), lambda: optimizer.param_groups[
-        0
-    ].update(lr=3.0)
+    (group,) = optimizer.param_groups
+    return make(mlp, loss_fn=weighted(lambda: optimizer.param_groups[0]["lr"])), lambda: group.update(lr=3.0)
 
 
 def a_schedule() -> tuple[Workload, Change]:

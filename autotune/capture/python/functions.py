@@ -25,7 +25,7 @@ class Functions:
             known.append(function)
 
     def is_new(self, frame: Any) -> bool:
-        """Return whether a frame's function starts for the first time; functions of one code differ by their closures."""
+        """Return whether a function starts that has not started before; functions of one code differ by their closures."""
         code = frame.f_code
         is_first = code not in self._codes
         self._codes.add(code)
@@ -42,11 +42,14 @@ class Functions:
         return True
 
     def find(self, frame: Any) -> list[types.FunctionType]:
-        """Return the functions that may be the one that starts; none for a function that the step itself makes."""
+        """Return the known functions that may be the one of a frame; a function that the step makes is not known."""
         return [function for function in self._known.get(frame.f_code, []) if _has_cells(function, frame)]
 
     def attribute_names(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the names that code outside of libraries contains, and those that it may ask for without their existence."""
+        """Return the names that the run's code may read as attributes, and those among them that need not exist.
+
+        The latter are strings in code that calls `getattr` or `hasattr`. Code of torch, numpy and Python is left out.
+        """
         names, optional = set[str](), set[str]()
         for code in self._codes:
             if is_internal(code.co_filename):

@@ -346,7 +346,7 @@ def _module_stacks(step: nn.Module) -> Iterator[None]:
 def _free_inputs(
     reads: StateReads, tensors: list[torch.Tensor]
 ) -> tuple[list[FreeInput], list[tuple[FreeInput, FreeInput]]]:
-    """Return the tensors from outside of model and batch, each with the place to read it from; and pairs of places of one tensor."""
+    """Return the tensors from outside of model and batch, each with its place, and pairs of places that hold one tensor."""
     places: dict[int, list[tuple[str, Callable[[], Any]]]] = {}
     for place, value in reads.reads.values():
         for tensor, name, read in _tensors_in(value, place.name, place.read):

@@ -54,7 +54,7 @@ class BatchSources:
 def choose_batch(config: Config, run_dir: Path, sources: BatchSources) -> Config:
     """Return the config of an ordinary study of the chosen batch size, with the budget in bytes as its enforced limit.
 
-    A config with another objective is returned as it is, unless the run directory contains a search that has chosen no size. Every measured size is written to the run directory as it ends, and
+    A config with another objective is returned as it is. Every measured size is written to the run directory as it ends, and
     is not measured again when the run is continued.
 
     Args:
@@ -63,7 +63,7 @@ def choose_batch(config: Config, run_dir: Path, sources: BatchSources) -> Config
         sources: Runners, captures and a listener.
 
     Raises:
-        ConfigError: No argument sets the batch size, or the run directory contains another search.
+        ConfigError: No argument sets the batch size, or the run directory contains another search, or a run of another objective.
         CaptureError: The workload's step cannot be captured.
         InfeasibleError: No batch size fits the budget.
     """

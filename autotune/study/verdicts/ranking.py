@@ -27,6 +27,8 @@ NOTABLE_SHARE = 0.01
 """Minimum share of bytes that counts as smaller; a process's charge varies by less from run to run."""
 TIE_SHARE = 0.02
 """Maximum slowdown accepted in exchange for a smaller plan; every plan within the budget is small enough."""
+NORMAL_SPREAD = 1.35
+"""Distance of the quartiles of a normal distribution, in standard deviations."""
 UNNAMED_PRICE = 0.05
 """Rebuild price of the regions in records that name none."""
 
@@ -249,16 +251,16 @@ def measured_ratio(measurement: Measurement, rules: Rules) -> float | None:
 def ratio_noise(measurement: Measurement) -> float:
     """Return half the width of the ratio's interval, relative to the ratio.
 
-    Two medians whose intervals touch are a tie (McGill 1978). Fewer than four samples do not show their own noise, so the one
-    to expect of a normal distribution stands for it.
+    Two medians whose intervals touch are a tie (McGill 1978). Fewer than four samples do not show their own noise:
+    they are taken to vary by `EXPECTED_NOISE`, as on an idle machine.
     """
     parts = []
-    for samples in (measurement.step_seconds, measurement.baseline_seconds):
+    for samples in filter(None, (measurement.step_seconds, measurement.baseline_seconds)):
+        spread = NORMAL_SPREAD * EXPECTED_NOISE
         if len(samples) >= 4:
             low, middle, high = statistics.quantiles(samples, n=4)
-            parts.append(1.57 * (high - low) / math.sqrt(len(samples)) / middle)
-        elif samples:
-            parts.append(1.57 * 1.35 * EXPECTED_NOISE / math.sqrt(len(samples)))
+            spread = (high - low) / middle
+        parts.append(1.57 * spread / math.sqrt(len(samples)))
     return math.hypot(*parts)
 
 

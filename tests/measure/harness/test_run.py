@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -35,6 +36,7 @@ from autotune.measure.messages import (
     TimeBlock,
 )
 from autotune.measure.meters.cgroup import remove_stale
+from autotune.measure.numerics import find_expected_results
 from autotune.measure.spec import Spec
 from autotune.measure.worker.bench import Bench
 from autotune.planners import make_plan
@@ -213,6 +215,15 @@ def test_a_baseline_killed_from_outside_is_no_error_of_the_input(tmp_path: Path)
     ):
         runner.prepare()
     assert caught.value.exit_code == 9
+
+
+def test_a_captured_step_killed_from_outside_is_no_fault_of_the_step(tmp_path: Path) -> None:
+    def die(*_: Any, **__: Any) -> None:
+        raise ChildError(Outcome.CRASHED, "killed by SIGTERM")
+
+    spec = Spec(WorkloadRef("w", {}), tmp_path)
+    with pytest.raises(WorkerError, match="the process of the captured step was killed by SIGTERM; run"):
+        find_expected_results(SimpleNamespace(ask=die), spec, Plan((0,)), tmp_path)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
