@@ -67,9 +67,9 @@ def choose_batch(config: Config, run_dir: Path, sources: BatchSources) -> Config
         CaptureError: The workload's step cannot be captured.
         InfeasibleError: No batch size fits the budget.
     """
-    has_study = RunDir(run_dir).config.exists()
+    study = RunDir(run_dir).config
     if config.objective not in BATCH_OBJECTIVES:
-        if not has_study and (search := read_batch_search(run_dir)) is not None:
+        if not study.exists() and (search := read_batch_search(run_dir)) is not None:
             _refuse_other_request(config, search, run_dir)
         return config
     began = time.monotonic()
@@ -78,9 +78,9 @@ def choose_batch(config: Config, run_dir: Path, sources: BatchSources) -> Config
         search = read_batch_search(run_dir)
         if search is not None:
             _refuse_other_request(config, search, run_dir)
-        elif has_study:
+        elif study.exists():
             raise ConfigError(
-                f"{run_dir}: contains a study without a search for the batch size, and the objective is now {config.objective}; "
+                f"{run_dir}: contains a study with objective {load_config(str(study)).objective!r}, not {config.objective!r}; "
                 "tune under another --name"
             )
         if search is None or search.chosen is None:

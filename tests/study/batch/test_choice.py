@@ -280,9 +280,7 @@ def test_a_run_of_another_objective_is_refused_before_a_size_is_measured(tmp_pat
     files, workload = RunDir(tmp_path / "run"), FakeWorkload()
     files.path.mkdir()
     files.config.write_text(dump_config(make_config(tmp_path, objective="time")))
-    with pytest.raises(
-        ConfigError, match="a study without a search for the batch size, and the objective is now batch"
-    ):
+    with pytest.raises(ConfigError, match="a study with objective 'time', not 'batch'; tune under another --name"):
         choose(tmp_path, workload)
     assert not files.batch_search.exists()
     files.config.unlink()
