@@ -233,7 +233,10 @@ class _FirstStepError(Exception):
 
 
 def _explain_unplanned(model: torch.nn.Module) -> str:
-    """Return why a call of `compute_loss` runs without the plan, and the next step: a sentence without its subject."""
+    """Return why a call of `compute_loss` runs without the plan, and what to change.
+
+    The text continues a message that begins with the trainer's step.
+    """
     if not model.training:
         return f"runs {type(model).__name__} in eval mode, in which the plan has no effect; call model.train() there"
     return "calls self.compute_loss with return_outputs=True, with which the plan has no effect; leave it out"

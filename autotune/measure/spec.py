@@ -41,7 +41,7 @@ class Spec:
     limit_bytes: int | None = None
     """Memory limit of each child; a child that must not limit itself receives None."""
     time_limit_seconds: float = 300.0
-    """Longest time of one request, for each step of an update."""
+    """Longest time of one request without accumulation. `Children` multiplies it by the loop's `accumulate`."""
     prepare_limit_seconds: float = 1800.0
     """Longest time for capture and profiling."""
     profile_cache: Path | None = None

@@ -77,7 +77,7 @@ class Recaptures:
             except CaptureError:
                 self._constants.add(change.source)
             else:
-                # a recorded step has constants only
+                # `record_step` has no such inputs: in its program the float is a constant
                 (self._constants if program.recorded else self._inputs).add(change.source)
                 return program
         return capture(self.inputs)

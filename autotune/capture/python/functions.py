@@ -25,7 +25,11 @@ class Functions:
             known.append(function)
 
     def is_new(self, frame: Any) -> bool:
-        """Return whether a function starts that has not started before; functions of one code differ by their closures."""
+        """Remember the frame's code, and return whether its function starts for the first time.
+
+        Functions with the same code differ if their closures hold other objects. Code of torch, numpy, Python and autotune is
+        never new.
+        """
         code = frame.f_code
         is_first = code not in self._codes
         self._codes.add(code)
@@ -42,13 +46,17 @@ class Functions:
         return True
 
     def find(self, frame: Any) -> list[types.FunctionType]:
-        """Return the known functions that may be the one of a frame; a function that the step makes is not known."""
+        """Return the functions passed to `add` that have the frame's code and closure values.
+
+        The list is empty for a function that the step itself defines, because nothing adds it.
+        """
         return [function for function in self._known.get(frame.f_code, []) if _has_cells(function, frame)]
 
     def attribute_names(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the names that the run's code may read as attributes, and those among them that need not exist.
+        """Return two sets: all names in the run's code that may be attributes, and those that an object may lack.
 
-        The latter are strings in code that calls `getattr` or `hasattr`. Code of torch, numpy and Python is left out.
+        The second set is part of the first. It has the strings in code that names `getattr` or `hasattr`. Code of torch, numpy,
+        Python and autotune is left out.
         """
         names, optional = set[str](), set[str]()
         for code in self._codes:

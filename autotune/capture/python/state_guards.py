@@ -45,7 +45,8 @@ class StateGuards:
     ) -> None:
         """`words` are the words of the batch that the step read. `parameters` has ids of the model's own tensors.
 
-        `twins` are pairs of places that held one tensor: it is one input of the step.
+        `twins` are pairs of places that held the same tensor. The captured step has one input for both, so the guards fail once
+        the two places hold different tensors.
         """
         self._step, self._words, self._branches, self._twins = step, words, tuple(branches), tuple(twins)
         self._constants = [_freeze(part) for part in step.constants]

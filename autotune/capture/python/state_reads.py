@@ -330,7 +330,7 @@ class Recorder:
                 self._record(Place(kind, key, "attribute", f"{kind.__name__}.{key}", user_line(frame)), value)
 
     def _note_namespaces(self) -> None:
-        """Record the attributes of namespaces that the step's code names, since `SimpleNamespace` reports no reads."""
+        """Record the attributes of each `SimpleNamespace`, which reports no reads: those that the step's code names."""
         names, optional = self._functions.attribute_names()
         for space, name, before in self._namespaces:
             after = dict(vars(space))
