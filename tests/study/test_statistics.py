@@ -3,9 +3,13 @@
 import itertools
 import math
 import random
+import statistics
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
 
 from autotune.measure.messages import BLOCK_STEPS
 from autotune.nightly.comparison import (
@@ -21,7 +25,6 @@ from autotune.nightly.comparison import (
 from autotune.nightly.diagnosis import Cause, Conditions, diagnose, list_differences
 from autotune.records.measurement import Measurement, Outcome
 from autotune.study.verdicts.statistics import (
-    MIN_BOOTSTRAP,
     RatioInterval,
     block_ratios,
     compare_ratios,
@@ -36,7 +39,7 @@ def times(factor: float, samples: list[float]) -> list[float]:
     return [factor * sample for sample in samples]
 
 
-def test_a_change_is_the_ratio_of_medians_within_its_interval():
+def test_a_change_is_the_factor_between_samples_within_its_interval():
     found = compare_ratios(times(1.05, STEADY), STEADY)
     assert found.ratio == pytest.approx(1.05)
     assert 1.04 < found.low < 1.05 < found.high < 1.06
@@ -63,7 +66,7 @@ def test_wide_samples_are_a_tie_and_narrow_ones_are_not():
     assert not compare_ratios(times(1.02, STEADY), STEADY).tie
 
 
-@pytest.mark.parametrize("count", [MIN_BOOTSTRAP, 16])
+@pytest.mark.parametrize("count", [6, 16])
 def test_the_interval_of_a_ratio_contains_the_true_one_about_as_often_as_it_states(count: int):
     generator = np.random.default_rng(1)
 
@@ -72,7 +75,46 @@ def test_the_interval_of_a_ratio_contains_the_true_one_about_as_often_as_it_stat
         return list(np.exp(0.02 * generator.standard_normal(count) + spikes))
 
     changes = [compare_ratios(times(1.1, noise()), noise()) for _ in range(200)]
-    assert sum(change.low <= 1.1 <= change.high for change in changes) >= 0.92 * len(changes)
+    assert sum(change.low <= 1.1 <= change.high for change in changes) >= 0.93 * len(changes)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(-40, 40), min_size=1, max_size=12, unique=True),
+    st.lists(st.integers(-40, 40), min_size=1, max_size=12, unique=True),
+)
+def test_the_interval_holds_exactly_the_factors_that_the_rank_sum_test_does_not_reject(left, right):
+    # no two pairs have one distance: every factor has its own rank
+    samples = [math.exp(0.01 * value + 1e-5 * 1.37**number) for number, value in enumerate(left)]
+    reference = [math.exp(0.01 * value - 1e-5 * 1.73**number) for number, value in enumerate(right)]
+    found = compare_ratios(samples, reference)
+
+    def is_rejected(factor: float) -> bool:
+        test = stats.mannwhitneyu(samples, times(factor, reference), method="exact")
+        return bool(test.pvalue <= 0.05)
+
+    assert not is_rejected(found.ratio)
+    distances = sorted(one / other for one in samples for other in reference)
+    between = [math.sqrt(low * high) for low, high in itertools.pairwise(distances)]
+    for factor in [distances[0] / 2, *between, 2 * distances[-1]]:
+        assert is_rejected(factor) == (not found.low <= factor <= found.high), factor
+
+
+def test_the_interval_is_narrower_than_one_of_medians_on_normal_noise():
+    generator = np.random.default_rng(3)
+    pairs = [np.exp(0.03 * generator.standard_normal((2, 20))) for _ in range(100)]
+
+    def width(one, other) -> float:
+        change = compare_ratios(one, other)
+        return math.log(change.high / change.low)
+
+    def width_of_medians(one, other) -> float:
+        draws = [np.log(generator.choice(side, (500, 20))) for side in (one, other)]
+        low, high = np.quantile(np.median(draws[0], axis=1) - np.median(draws[1], axis=1), (0.025, 0.975))
+        return float(high - low)
+
+    mine, theirs = (statistics.fmean(itertools.starmap(each, pairs)) for each in (width, width_of_medians))
+    assert mine < 0.95 * theirs
 
 
 @pytest.mark.parametrize(("left", "right"), [(2, 2), (2, 9), (3, 3), (3, 5), (4, 4), (5, 5)])

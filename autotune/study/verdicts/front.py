@@ -207,21 +207,24 @@ def _by_bytes(sample: _Sample) -> tuple[int, float, int]:
 
 def _assess(sample: _Sample, samples: Sequence[_Sample]) -> FrontPoint:
     """Compare one re-measured plan with all plans of no more bytes."""
+    point = FrontPoint(sample.number, sample.trial, FrontStatus.FRONT, sample.rounds, sample.blocks)
     smaller = [other for other in samples if _by_bytes(other) < _by_bytes(sample)]
-    status, rival, versus = FrontStatus.FRONT, None, None
     for other in sorted(smaller, key=lambda other: other.cost):
-        if other.rounds and other.cost <= sample.cost:
-            status, rival = FrontStatus.DOMINATED, other
-        elif other.rounds and not _compare(sample.blocks, other.blocks).high < 1:
-            status, rival = FrontStatus.UNCERTAIN, other
-        elif not other.rounds and _compare(other.blocks, sample.blocks).high < 1:
-            # a measurement of the search is evidence only where it is certain: the fastest of many is partly lucky
-            status, rival = FrontStatus.DOMINATED, other
-        if rival is not None:
-            versus = _compare(sample.blocks, rival.blocks)
-            break
-    number = None if rival is None else rival.number
-    return FrontPoint(sample.number, sample.trial, status, sample.rounds, sample.blocks, number, versus)
+        versus = _compare(sample.blocks, other.blocks)
+        status = _judge(versus, is_remeasured=other.rounds > 0)
+        if status is not FrontStatus.FRONT:
+            return replace(point, status=status, rival=other.number, versus_rival=versus)
+    return point
+
+
+def _judge(versus: RatioInterval, *, is_remeasured: bool) -> FrontStatus:
+    """Return what a plan is beside one of no more bytes, by its time over that one's."""
+    if not is_remeasured:
+        # a measurement of the search is evidence only where it is certain: the fastest of many is partly lucky
+        return FrontStatus.DOMINATED if versus.low > 1 else FrontStatus.FRONT
+    if versus.high < 1:
+        return FrontStatus.FRONT
+    return FrontStatus.DOMINATED if versus.ratio >= 1 else FrontStatus.UNCERTAIN
 
 
 def _drop_near_bytes(points: Sequence[FrontPoint]) -> list[FrontPoint]:
@@ -266,7 +269,7 @@ def _select_notable(samples: Sequence[_Sample]) -> list[_Sample]:
 
 @functools.lru_cache(maxsize=4096)
 def _compare(samples: tuple[float, ...], reference: tuple[float, ...]) -> RatioInterval:
-    """Return the ratio with its interval, unlimited for one block; resampling is slow, and reports compare the same plans."""
+    """Return the ratio with its interval, unlimited for one block; cached, since reports compare the same plans."""
     if min(len(samples), len(reference)) < 2:
         return RatioInterval(statistics.median(samples) / statistics.median(reference), 0.0, float("inf"))
     return compare_ratios(samples, reference)

@@ -1,20 +1,16 @@
 """Compute medians of step-time ratios with confidence intervals; samples are means of blocks of steps."""
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from autotune.measure.messages import BLOCK_STEPS
 from autotune.records.measurement import Measurement
 
 CONFIDENCE = 0.95
 """Confidence level of all intervals."""
-MIN_BOOTSTRAP = 6
-"""Minimum number of samples to resample, as for a 95 % interval by order statistics."""
-RESAMPLES = 1000
-"""Number of bootstrap resamples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,43 +100,44 @@ def median_interval(samples: Sequence[float], level: float = CONFIDENCE) -> Inte
 
 
 def compare_ratios(samples: Sequence[float], reference: Sequence[float]) -> RatioInterval:
-    """Return the median of the samples over the median of the reference, with the interval by percentile bootstrap.
+    """Return by which factor the samples lie above the reference, with the exact interval of the rank-sum test.
 
-    Both are ratios to plain eager. Where either has fewer than `MIN_BOOTSTRAP`, the ends are those of the ratios of any
-    two samples: a resample of so few is no more certain than their range. Where even that range would exclude equal times in
-    more than 5 % of comparisons of two equal plans, as with three samples of each, the interval has no end.
+    The estimate is that of Hodges and Lehmann: the median of the ratios of any sample to any of the reference. The
+    interval holds the factors that the test of Mann and Whitney does not reject. It has no end where samples are too few
+    for this level: two of each, or three. Both are ratios to plain eager. They are not paired: each plan ran in turns of
+    its own.
 
-    The samples are not paired: each plan ran in turns of its own. With six to 24 samples of normal, skewed or spiky noise
-    the interval contained the true ratio in 93 to 97 % of simulated comparisons; of noise with two levels, in 91 %.
+    It requires independent samples, and noise of one distribution on both sides, whichever that is. From 15 samples of
+    each on it needs two thirds of the samples that an interval of the medians needs, fewer where noise is skewed.
+
+    >>> str(compare_ratios([1.02, 1.03, 1.01, 1.04], [1.0, 0.99, 1.01, 1.0]))
+    '+2.5 % [+0.0 %, +5.1 %]'
     """
     import numpy as np
 
-    if min(len(samples), len(reference)) < MIN_BOOTSTRAP:
-        ratio = statistics.median(samples) / statistics.median(reference)
-        # of all orders of equally distributed samples, in two each sample of one side lies above all of the other
-        if 2 / math.comb(len(samples) + len(reference), len(samples)) > 1 - CONFIDENCE:
-            return RatioInterval(ratio, 0.0, math.inf)
-        return RatioInterval(ratio, min(samples) / max(reference), max(samples) / min(reference))
-
-    def difference(left: Any, right: Any, axis: int = -1) -> Any:
-        return np.median(left, axis=axis) - np.median(right, axis=axis)
-
-    logs = np.log(samples), np.log(reference)
-    return RatioInterval(*(math.exp(value) for value in (difference(*logs), *_bootstrap(logs, difference))))
+    # logarithms: a sample in percent above another one is a distance
+    distances = np.sort(np.subtract.outer(np.log(samples), np.log(reference)), axis=None)
+    ratio = math.exp(float(np.median(distances)))
+    rank = _count_rejected(len(samples), len(reference))
+    if rank == 0:
+        return RatioInterval(ratio, 0.0, math.inf)
+    return RatioInterval(ratio, math.exp(float(distances[rank - 1])), math.exp(float(distances[-rank])))
 
 
-def _bootstrap(samples: Sequence[Any], statistic: Any, resamples: int = RESAMPLES) -> tuple[float, float]:
-    """Return the ends of the statistic's interval; the resamples are the same at each call."""
+@functools.cache
+def _count_rejected(left: int, right: int, level: float = CONFIDENCE) -> int:
+    """Return the number of values of the rank-sum statistic U that a two-sided test rejects at each end.
+
+    U is the number of pairs in which the sample of one side is the larger one, of so many samples of either side.
+    """
     import numpy as np
-    from scipy import stats
 
-    interval = stats.bootstrap(
-        samples,
-        statistic,
-        vectorized=True,
-        n_resamples=resamples,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return float(interval.low), float(interval.high)
+    # row n, column s: number of sets of n ranks, counted from 0, with the sum s
+    sets = np.zeros((left + 1, left * (left + right) + 1))
+    sets[0, 0] = 1
+    for rank in range(left + right):
+        # the right-hand side is complete before it is added, so no rank counts twice
+        sets[1:, rank:] += sets[:-1, : sets.shape[1] - rank].copy()
+    lowest = left * (left - 1) // 2
+    below = np.cumsum(sets[left, lowest : lowest + left * right + 1]) / math.comb(left + right, left)
+    return int(np.searchsorted(below, (1 - level) / 2, side="right"))
