@@ -8,6 +8,6 @@ An `executor` runs the schedule as Python source from `codegen`. Its engine in `
 `verification/` compares steps with eager.
 
 In: a model, a loss function, an optimizer, and a plan; inside, a `Program` and a `Plan`.
-Out: the step's results, with the same bits as eager, and measured costs of ops and stores.
+Out: the step's results, with the bits of the captured step, and measured costs of ops and stores.
 Read first: `train_step`.
 """

@@ -118,7 +118,7 @@ def readme_rows(records: Mapping[str, dict[str, Any]]) -> list[str]:
     near = [peak_near_eager_time(record) or 1.0 for record in records.values() if record["sessions"]]
     compared = len({pair.model for pair in pairs})
     return [
-        f"| our time over that of plain PyTorch or a method, within its bytes: mean of {len(pairs)} on {compared} models | {geometric_mean(pairs):.2f} of its time |",
+        f"| time of our fastest plan that needs no more memory than plain PyTorch or a method: mean of {len(pairs)} on {compared} models | {geometric_mean(pairs):.2f} of its time |",
         f"| the slowest of them, beside {worst.peer} on {worst.model} | {worst.ratio.middle:.2f} of its time |",
         f"| our lowest peak | {min(lowest):.2f} to {max(lowest):.2f} of the lowest of all methods |",
         f"| our lowest peak at no more than {NEARLY_EAGER} of plain PyTorch's time | {min(near):.2f} to {max(near):.2f} of its peak |",
