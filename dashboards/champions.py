@@ -59,8 +59,12 @@ def read_run_champion(run_dir: Path) -> Champion | None:
     path = RunDir(run_dir).plan
     if not path.exists():
         return None
-    champion = _from_plan_file(planfile.read(path), run_dir.name, path.stat().st_mtime)
-    interval = RecordedRun.load(run_dir).time_ratio
+    file = planfile.read(path)
+    champion = _from_plan_file(file, run_dir.name, path.stat().st_mtime)
+    records = RecordedRun.load(run_dir)
+    # the file is written when a session ends, and trials may have a newer winner
+    is_its_plan = records.best is not None and records.best.plan == file.plan
+    interval = records.time_ratio if is_its_plan else None
     return champion if interval is None else replace(champion, ratio=interval.middle, interval=interval)
 
 
@@ -73,13 +77,10 @@ def read_entry_champion(directory: Path) -> Champion | None:
     champion = replace(_from_plan_file(file, directory.name, home.champion.stat().st_mtime), nightly=True)
     for night in reversed(home.history()):
         if night.champion == plan_identity(file) and night.ratio is not None:
-            return replace(
-                champion,
-                ratio=night.ratio,
-                interval=night.interval,
-                charged_bytes=night.charged_bytes,
-                recorded=night.started,
-            )
+            champion = replace(champion, charged_bytes=night.charged_bytes, recorded=night.started)
+            if night.has_eager:
+                return replace(champion, ratio=night.ratio, interval=night.interval)
+            return replace(champion, ratio=None, seconds=night.ratio)
     return champion
 
 

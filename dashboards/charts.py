@@ -90,13 +90,19 @@ def memory_chart(rows: Sequence[tuple[str, float, float]], budgets: Sequence[tup
 
 
 def nightly_chart(points: Sequence[NightPoint]) -> Chart:
-    """Return the chart of one entry's nights: champion's time over eager's, with a line per champion."""
+    """Return the chart of one entry's nights: champion's time over eager's, with a line per champion.
+
+    Where eager does not fit, times are seconds. Nights of the other unit than the last one's are left out.
+    """
+    has_eager = points[-1].has_eager
+    points = [point for point in points if point.has_eager is has_eager]
+    title = "step time / eager step time" if has_eager else "step time, s"
     data = pd.DataFrame([asdict(point) for point in points])
     present = [verdict for verdict in NIGHT_COLOURS if any(point.verdict == verdict for point in points)]
     colours = [NIGHT_COLOURS[verdict] for verdict in present]
     scale = alt.Scale(domain=[verdict.value for verdict in present], range=colours)
     x = alt.X("started:T", title=None, scale=alt.Scale(padding=20))
-    y = alt.Y("ratio:Q", title="step time / eager step time", scale=alt.Scale(zero=False, padding=20))
+    y = alt.Y("time:Q", title=title, scale=alt.Scale(zero=False, padding=20))
     line = alt.Chart(data).mark_line(color=GREY, strokeWidth=1).encode(x=x, y=y, detail="champion:N")
     marks = (
         alt.Chart(data)
@@ -106,7 +112,7 @@ def nightly_chart(points: Sequence[NightPoint]) -> Chart:
             y=y,
             color=alt.Color("verdict:N", scale=scale, legend=alt.Legend(title=None, orient="top")),
             tooltip=[
-                "night:N", "verdict:N", alt.Tooltip("ratio:Q", format=".3f"),
+                "night:N", "verdict:N", alt.Tooltip("time:Q", format=".3f"),
                 alt.Tooltip("charged_mib:Q", title="charged MiB", format=".1f"), "champion:N",
             ],
         )

@@ -23,8 +23,9 @@ class NightPoint:
     night: str
     started: datetime
     """Start in local time."""
-    ratio: float
-    """Champion's step time over eager's."""
+    time: float
+    """Champion's step time over eager's; seconds where eager does not fit."""
+    has_eager: bool
     charged_mib: float | None
     verdict: str
     champion: str
@@ -50,7 +51,8 @@ def latest_nights(histories: Mapping[str, Sequence[NightRecord]]) -> list[NightR
 def build_overview(histories: Mapping[str, Sequence[NightRecord]]) -> tuple[list[str], list[list[str]]]:
     """Return (header, rows) with a row for each entry and a column for each of the latest nights, the last one first.
 
-    A cell is the verdict, with the champion's time over eager's where it ran; empty where the entry had no turn.
+    A cell is the verdict, with the champion's time over eager's where it ran, or its seconds where eager does not fit; empty
+    where the entry had no turn.
     """
     started: dict[str, float] = {}
     for nights in histories.values():
@@ -67,7 +69,8 @@ def build_overview(histories: Mapping[str, Sequence[NightRecord]]) -> tuple[list
 def _summarize(night: NightRecord | None) -> str:
     if night is None:
         return ""
-    return night.verdict.value if night.ratio is None else f"{night.verdict.value} {night.ratio:.2f}x"
+    unit = "x" if night.has_eager else " s"
+    return night.verdict.value if night.ratio is None else f"{night.verdict.value} {night.ratio:.2f}{unit}"
 
 
 def list_regressions(histories: Mapping[str, Sequence[NightRecord]]) -> list[NightRecord]:
@@ -90,6 +93,7 @@ def night_points(histories: Mapping[str, Sequence[NightRecord]]) -> list[NightPo
             night.night,
             datetime.fromtimestamp(night.started),
             night.ratio,
+            night.has_eager,
             None if night.charged_bytes is None else night.charged_bytes / 2**20,
             night.verdict.value,
             night.champion,

@@ -1,6 +1,5 @@
 """Read one study for its page: headline, chart points, rows, failures and progress."""
 
-import json
 import math
 import time
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from autotune.report import tables
 from autotune.report.charts import TrialPoint
 from autotune.report.run_charts import cost_label, trial_points
 from autotune.report.summary import summarize_run
-from autotune.study.recorded_run import RecordedRun
+from autotune.study.recorded_run import RecordedRun, read_session_end
 from autotune.units import fmt_seconds, parse_seconds
 
 COLUMNS = (
@@ -93,19 +92,11 @@ def read_progress(run_dir: Path, trials: int, config: Mapping[str, Any]) -> Stud
         of_most, of_time = f" of {most}" if most else "", f" of {time_limit}" if timed else ""
         text = f"running as process {process}: {count}{of_most}, {fmt_seconds(math.floor(used))}{of_time}"
         return StudyProgress(text, True, max(shares, default=None))
-    signal = _last_signal(run_dir)
+    signal = read_session_end(run_dir, trials).get("interrupted")
     if signal == 0:
         return StudyProgress(f"ended after {count}")
     reason = "cut off" if signal is None else f"interrupted by signal {signal}"
     return StudyProgress(f"{reason} after {count}; go on with: {resume_command(run_dir)}")
-
-
-def _last_signal(run_dir: Path) -> int | None:
-    """Return the signal that ended the last session, 0 for none; None if it did not end."""
-    try:
-        return int(json.loads(RunDir(run_dir).study.read_text(encoding="utf-8"))["interrupted"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _cells(row: tables.TrialRow) -> tuple[Cell, ...]:

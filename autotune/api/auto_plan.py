@@ -151,7 +151,7 @@ class AutoPlan:
         finally:
             live.unlink(missing_ok=True)
             remove_empty_run(run_dir)
-        file = replace(tuned, run=os.path.relpath(run_dir, cached.parent))
+        file = replace(tuned, run=planfile.refer_to_run(run_dir, cached.parent))
         planfile.write(cached, file, remedy="name another directory by AutoPlan(cache=DIR)")
         _print(f"{_describe(file)}; plan: {cached}")
         return planfile.read(cached)

@@ -46,6 +46,8 @@ class Signature:
     """`training` of each module."""
     keeps_gradients: str
     """Feature that needs every gradient before any update; empty if none does."""
+    attention: tuple[Any, ...] = ()
+    """Backends of `scaled_dot_product_attention` that are enabled, and their order: a capture chooses one, as each call of eager does."""
 
     @property
     def shapes(self) -> str:
@@ -72,13 +74,16 @@ class ModelState:
     has_parameter_hooks: bool
 
 
-def read_model_state(model: torch.nn.Module, trained: set[int], loss_fn: object = None) -> ModelState:
+def read_model_state(
+    model: torch.nn.Module, trained: set[int], loss_fn: object = None, replaced_step: object = None
+) -> ModelState:
     """Return the state of a model, and of a loss that is a module, in one walk, as it is read before each step.
 
-    `trained` has ids of the optimizer's parameters.
+    `trained` has ids of the optimizer's parameters. `replaced_step` is a function that replaces its `step`, or None.
     """
     modes: list[bool] = []
-    parts: list[Any] = []
+    parts: list[Any] = [id(replaced_step)]
+    met: set[int] = set()
     has_any_hook = False
     for module in _modules(model, loss_fn):
         modes.append(module.training)
@@ -86,11 +91,13 @@ def read_model_state(model: torch.nn.Module, trained: set[int], loss_fn: object 
             if parameter is not None:
                 key = id(parameter)
                 trains = parameter.requires_grad and key in trained
+                met.add(key)
                 # Dynamo guards the shape itself, a step that it refused does not
                 parts.append((key, parameter.dtype, parameter.device, trains, parameter.shape, parameter.stride()))
                 has_any_hook = has_any_hook or has_hooks(parameter)
         # a model that goes to another device or dtype and back has other buffers, but the same parameters
         parts.extend(id(buffer) for buffer in module._buffers.values())
+    parts.append(frozenset(trained - met))  # a tensor from elsewhere that the optimizer trains is refused
     return ModelState(hash(tuple(parts)), tuple(modes), has_any_hook)
 
 
@@ -116,4 +123,16 @@ def has_hooks(parameter: torch.Tensor) -> bool:
 def make_signature(batch: FlatBatch, state: ModelState, keeps_gradients: str) -> Signature:
     """Return the signature of one call of a step."""
     forms = tuple([TensorForm(tuple(x.shape), x.stride(), x.dtype, x.device) for x in batch.tensors])
-    return Signature(forms, batch.structure, state.tensors, state.modes, keeps_gradients)
+    return Signature(forms, batch.structure, state.tensors, state.modes, keeps_gradients, _read_attention())
+
+
+def _read_attention() -> tuple[Any, ...]:
+    """Return which backends of attention are enabled, and the order in which they are tried."""
+    backends: Any = torch.backends.cuda
+    return (
+        backends.flash_sdp_enabled(),
+        backends.mem_efficient_sdp_enabled(),
+        backends.math_sdp_enabled(),
+        backends.cudnn_sdp_enabled(),
+        *torch._C._get_sdp_priority_order(),
+    )

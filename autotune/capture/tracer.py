@@ -117,7 +117,7 @@ def capture(
             with _name_errors(name, "the graph", reader):
                 guards = trace.make_guards()
                 program = reader.program(name, trace.joint.out_spec, device, guards, recorded=trace.recorded)
-                return replace(round_values(program), attached=trace.attached)
+                return replace(round_values(program), attached=trace.attached, passed=trace.passed)
 
         program = read(False)
         if recurrent.has_regions(graph):
@@ -127,6 +127,12 @@ def capture(
     if gradients or workload.optimizer is not None:
         refuse_no_gradient(program, name)
         refuse_result(program.result_spec)
+    if workload.loop.clip and (names := _untrained_names(workload, program)):
+        warnings.warn(
+            f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''} require a gradient, and the optimizer does not train "
+            "them: before_update sees no gradient of them. Freeze them by requires_grad_(False), or give them to the optimizer",
+            stacklevel=2,
+        )
     for changed, line in trace.unrepeated:
         warnings.warn(
             f"{changed} changes in the step{line}; a captured step does not repeat that change, so do it between steps if "
@@ -164,6 +170,16 @@ def _name_errors(name: str, where: str, trace: JointTrace | None = None) -> Iter
             f"cannot capture {name}: reading {where}{op} failed with {type(error).__name__}: {reason}; leave that op out "
             "of the model, and report the traceback as a bug"
         ) from error
+
+
+def _untrained_names(workload: Workload, program: Program) -> list[str]:
+    """Return the model's parameters that the step reads, that require a gradient, and that the optimizer does not train."""
+    updates, read = program.updates, set(map(id, program.tensors.values()))
+    return [
+        name
+        for name, parameter in workload.model.named_parameters()
+        if updates is not None and parameter.requires_grad and id(parameter) in read and not updates.owns(parameter)
+    ]
 
 
 def separate_aliases(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -317,7 +317,10 @@ def layout(
             "--capacity", metavar="BYTES", help="Stop at a layout of at most this size; exit code 4 if none is found."
         ),
     ] = None,
-    alignment: Annotated[int, typer.Option("--alignment", min=1, help="Alignment of every offset, for a CSV.")] = 1,
+    alignment: Annotated[
+        int,
+        typer.Option("--alignment", min=1, help="Alignment of every offset, for a CSV; sizes are rounded up to it."),
+    ] = 1,
     effort: Annotated[int, typer.Option("--effort", min=1, help="Approximate maximum search time, in seconds.")] = 20,
     out: Annotated[
         Path | None,

@@ -17,7 +17,7 @@ UNFUSED = frozenset(
         aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.dot, aten.addmv,
         aten.convolution, aten.convolution_backward,
         aten.embedding_dense_backward, aten.index_put, aten._unsafe_index_put, aten.scatter_add, aten.index_add,
-        aten.scatter_reduce,
+        aten.scatter_reduce, aten.col2im,
         aten.max_pool2d_with_indices, aten.max_pool2d_with_indices_backward, aten.avg_pool2d, aten.avg_pool2d_backward,
         aten._adaptive_avg_pool2d, aten._adaptive_avg_pool2d_backward,
         aten.upsample_bilinear2d, aten.upsample_bicubic2d, aten.grid_sampler_2d,

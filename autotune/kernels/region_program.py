@@ -266,7 +266,10 @@ def _with_compiled_regions(source: Program, grouped: GroupedOps, metas: Sequence
             # capture counts a loss that ATen reduces in place with all its terms; a region allocates the result only
             for value, meta in zip(op.outputs, outputs, strict=True):
                 values[value] = replace(values[value], nbytes=allocated_bytes(storage_bytes(meta), meta.device.type))
-            pairs.append(_with_kernel(op, call, reading, outputs, static))
+            compiled, kernel = _with_kernel(op, call, reading, outputs, static)
+            sizes = {values[value].nbytes for value in op.outputs}
+            inplace = tuple(value for value in compiled.inplace if values[value].nbytes in sizes)
+            pairs.append((replace(compiled, inplace=inplace), kernel))
         elif isinstance(call.target, Region) and op.target == f"autotune.regions.{ADDMM}":
             pairs.append(as_addmm(op, call.target, grouped, static))
         else:

@@ -54,7 +54,7 @@ def lay_out(buffers: Buffers, capacity: int | None = None, *, work: int = WORK) 
     for step in range(1 if capacity else _STEP_DOWN):
         if best.bytes <= low + (near if step else near - 1):
             break
-        tried = low if not step else _between(aim, low, best.bytes)
+        tried = low if not step else min(_between(aim, low, best.bytes), best.bytes - 1)
         offsets_or_end = _search(buffers, tried, work, step)
         if isinstance(offsets_or_end, exact.SearchEnd):
             low, bound = tried, tried + 1 if offsets_or_end is exact.SearchEnd.INFEASIBLE else bound

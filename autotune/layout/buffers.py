@@ -36,11 +36,17 @@ class Buffers:
 
     @classmethod
     def from_lives(
-        cls, sizes: Sequence[int], born: Sequence[int], died: Sequence[int], *, alignment: int = ALIGNMENT
+        cls,
+        sizes: Sequence[int],
+        born: Sequence[int],
+        died: Sequence[int],
+        *,
+        alignment: int = ALIGNMENT,
+        wide_alignment: int = WIDE_ALIGNMENT,
     ) -> Self:
         """Return buffers of the requested sizes and lives, with sizes rounded up to their alignment.
 
-        Buffers of `WIDE` bytes or more are aligned to sectors, unless the alignment is 1.
+        Buffers of `WIDE` bytes or more have at least the `wide_alignment`, which is that of sectors, unless the alignment is 1.
 
         Raises:
             ConfigError: A size is negative, or a life ends before it begins.
@@ -53,7 +59,7 @@ class Buffers:
                 f"buffer {index} of {requested[index]} bytes lives from {first[index]} to {last[index]}; "
                 f"sizes must not be negative and lives not end before they begin"
             )
-        wide = max(alignment, WIDE_ALIGNMENT) if alignment > 1 else 1
+        wide = max(alignment, wide_alignment) if alignment > 1 else 1
         aligned = np.where(requested < WIDE, alignment, wide)
         return cls(-(-requested // aligned) * aligned, first, last, aligned)
 

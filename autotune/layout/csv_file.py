@@ -13,7 +13,7 @@ COLUMNS = ("id", "lower", "upper", "size")
 
 
 def read(path: Path, *, alignment: int = 1) -> tuple[tuple[str, ...], Buffers]:
-    """Return the ids and the buffers of a CSV file. Other columns are ignored.
+    """Return the ids and the buffers of a CSV file, with sizes rounded up to the alignment. Other columns are ignored.
 
     Raises:
         ConfigError: The file or a row cannot be read; the message names the line.
@@ -25,7 +25,7 @@ def read(path: Path, *, alignment: int = 1) -> tuple[tuple[str, ...], Buffers]:
             if missing:
                 raise ConfigError(f"{path}: no column {missing[0]!r}; its first line must be {','.join(COLUMNS)}")
             rows = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); name a CSV of {','.join(COLUMNS)}") from error
     numbers = [[_number(path, line, name, row[name]) for name in COLUMNS[1:]] for line, row in rows]
     for (line, _), (lower, upper, size) in zip(rows, numbers, strict=True):
@@ -35,7 +35,9 @@ def read(path: Path, *, alignment: int = 1) -> tuple[tuple[str, ...], Buffers]:
     if sum(size + alignment for _, _, size in numbers) > MAX_BYTES:
         raise ConfigError(f"{path}: the buffers have more than {MAX_BYTES} bytes together; give sizes in bytes")
     born, died, sizes = ([row[column] for row in numbers] for column in range(3))
-    return tuple(row["id"] for _, row in rows), Buffers.from_lives(sizes, born, died, alignment=alignment)
+    return tuple(row["id"] for _, row in rows), Buffers.from_lives(
+        sizes, born, died, alignment=alignment, wide_alignment=alignment
+    )
 
 
 def write(path: Path, ids: Sequence[str], buffers: Buffers, layout: Layout | None = None) -> None:

@@ -382,7 +382,7 @@ class EntrySession:
         ratio = best.time_cost
         if self.result.ratio is not None and ratio is not None and ratio >= self.result.ratio:
             return None
-        file = planfile.read(RunDir(run_dir).plan)
+        file = replace(planfile.read(RunDir(run_dir).plan), run=run_dir.name)  # seen from the champion's place
         return None if plan_identity(file) == self.result.champion else file
 
 

@@ -70,8 +70,13 @@ class NightRecord:
     """Exit code of the entry alone."""
 
     @property
+    def has_eager(self) -> bool:
+        """True if eager fits: `turns`, `ratio` and `interval` are ratios to it, else seconds."""
+        return self.conditions.baseline_seconds is not None
+
+    @property
     def ratio(self) -> float | None:
-        """Median of the champion's time over eager's; None where it did not run."""
+        """Median of `turns`, the champion's time over eager's or its seconds; None where it did not run."""
         return statistics.median(self.turns) if self.turns else None
 
     @property

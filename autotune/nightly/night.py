@@ -38,6 +38,8 @@ class NightJob:
     """Number of devices of each class of a fleet; None is this machine."""
     start_entry: Callable[[NightlyEntry, EntryTime], EntryProcess] | None = None
     """Starts an entry in a process of its own; None to run all entries in this one, one after the other."""
+    arguments: tuple[str, ...] = ()
+    """Options of the command that choose devices and entries, for messages."""
     only: str | None = None
     """Key of the one entry to run; None for every entry. The results are those of every entry in any case."""
 
@@ -184,6 +186,6 @@ def _write_results(job: NightJob, name: str, interrupted: int = 0) -> NightResul
     homes = {key: EntryDirectory(Path(job.options.directory) / key) for key in keys}
     done = {key: night for key, home in homes.items() for night in home.history() if night.night == name}
     left = tuple(key for key in keys if key not in done)
-    results = NightResults(name, str(job.config), tuple(done.values()), left, interrupted)
+    results = NightResults(name, str(job.config), tuple(done.values()), left, job.arguments, interrupted)
     write_results(Path(job.options.directory) / RESERVED / name, results)
     return results

@@ -104,17 +104,16 @@ def build_row(night: NightRecord) -> tuple[str, ...]:
 
 def _name_time(night: NightRecord) -> dict[str, float | None]:
     """Return the time over eager's; where eager does not fit, the seconds of a step."""
-    has_eager = night.conditions.baseline_seconds is not None
     return {
-        "ratio": night.ratio if has_eager else None,
-        "seconds_per_step": None if has_eager else night.ratio,
+        "ratio": night.ratio if night.has_eager else None,
+        "seconds_per_step": None if night.has_eager else night.ratio,
     }
 
 
 def _format_time(night: NightRecord) -> str:
     if night.ratio is None:
         return "-"
-    unit = " s" if night.conditions.baseline_seconds is None else ""
+    unit = "" if night.has_eager else " s"
     interval = night.interval
     return f"{night.ratio:.3f}{unit}" + (f" ({interval.low:.3f} to {interval.high:.3f})" if interval else "")
 

@@ -1,5 +1,6 @@
 """Summarize a night for people and for scripts: a headline, the order of severity, and the exit code."""
 
+import shlex
 from dataclasses import dataclass
 
 from autotune.errors import AutotuneError, InconclusiveError, OutOfTimeError, RegressionError
@@ -23,8 +24,15 @@ class NightResults:
     """Entries that are done, in the order of the config."""
     left: tuple[str, ...]
     """Entries that are not done."""
+    arguments: tuple[str, ...] = ()
+    """Options of the command that choose devices and entries; the command that goes on needs them again."""
     interrupted: int = 0
     """Number of the signal that ended the night early; 0 for none."""
+
+    @property
+    def resume_command(self) -> str:
+        """Command that runs the entries that are left, quoted for a shell."""
+        return shlex.join(("autotune", "nightly", self.config, *self.arguments, "--resume"))
 
     @property
     def by_severity(self) -> list[NightRecord]:
@@ -60,4 +68,4 @@ def worst_error(results: NightResults) -> AutotuneError | None:
 
 
 def _resume_hint(results: NightResults) -> str:
-    return f"; go on with: autotune nightly {results.config} --resume" if results.left else ""
+    return f"; go on with: {results.resume_command}" if results.left else ""

@@ -41,7 +41,8 @@ def best_plan(
         costs: Seconds and scratch bytes per op, and the open stores.
         budget_bytes: Bytes that the step may use, static bytes included.
         space: Planners and knobs to choose from; by default every planner but the allocators, with default knobs.
-        choices: Planner names per kind, to narrow the default. Ignored where `space` is passed.
+        choices: Planner names of some kinds. The other kinds have the planners of `make_plan`, or all of theirs with
+            `accept_first`. Ignored where `space` is passed.
         seconds: Time limit of the search. At least one plan is made.
         accept_first: Accept the first planners' plan if it fits, which takes seconds. Otherwise accept the first plan
             of the coordinate descent that fits, or the smallest plan.
@@ -61,7 +62,7 @@ def best_plan(
         _refuse_unusable(choices, costs)
     if accept_first:
         space = space or _narrowed(build_space(KINDS, costs.stores), choices or {})
-        return _first_that_fits(graph, costs, budget_bytes, space)
+        return _first_that_fits(graph, costs, budget_bytes, space, time.monotonic() + seconds)
     if space is not None:
         choices = {kind: tuple(planners) for kind, planners in space.items()}
         preset: Preset = partial(preset_settings, KINDS, space)
@@ -100,25 +101,26 @@ def _narrowed(space: Space, choices: Choices) -> Space:
     }
 
 
-def _first_that_fits(graph: TrainGraph, costs: Costs, budget_bytes: int, space: Space) -> Candidate:
+def _first_that_fits(graph: TrainGraph, costs: Costs, budget_bytes: int, space: Space, deadline: float) -> Candidate:
     """Return the first plan of the coordinate descent that fits, or else the smallest plan.
 
-    A plan that had to be searched for is compared with the smallest one, which may be faster.
+    A plan that had to be searched for is compared with the smallest one, which may be faster. After the `deadline`, a time of
+    the monotonic clock, the best plan so far is returned.
     """
     choices = {kind: tuple(planners) for kind, planners in space.items()}
     cache = PlanCache(graph, costs, budget_bytes)
-    descent = list(_until_fit(cache, descend(cache, choices, partial(preset_settings, KINDS, space))))
+    descent = list(_until_fit(cache, descend(cache, choices, partial(preset_settings, KINDS, space)), deadline))
     first = Candidate(descent[-1], *cache.evaluate(descent[-1]), budget_bytes)
-    if len(descent) == 1 and first.estimate.peak_bytes <= budget_bytes:
+    if (len(descent) == 1 and first.estimate.peak_bytes <= budget_bytes) or time.monotonic() > deadline:
         return first
     return min(first, find_smallest(graph, costs, space), key=lambda candidate: _rank(candidate, budget_bytes))
 
 
-def _until_fit(cache: PlanCache, steps: Iterator[Settings]) -> Iterator[Settings]:
-    """Yield the steps of a descent up to the first one whose plan fits the budget."""
+def _until_fit(cache: PlanCache, steps: Iterator[Settings], deadline: float) -> Iterator[Settings]:
+    """Yield the steps of a descent up to the first one whose plan fits the budget, or that ends after the deadline."""
     for settings in steps:
         yield settings
-        if cache.evaluate(settings)[1].peak_bytes <= cache.budget_bytes:
+        if time.monotonic() > deadline or cache.evaluate(settings)[1].peak_bytes <= cache.budget_bytes:
             return
 
 

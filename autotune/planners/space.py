@@ -62,6 +62,11 @@ def space_for_device(
     return space
 
 
+def space_without_stores(planners: Mapping[str, Collection[str] | None], device_kind: str) -> Space:
+    """Return the space of the named planners where no store is open yet: offload planners that need one are left out."""
+    return space_for_device({**planners, "offload": None}, device_kind, {})
+
+
 def preset_settings(
     kinds: Mapping[str, Mapping[str, type[Planner]]], space: Space, names: Mapping[str, str]
 ) -> Settings:

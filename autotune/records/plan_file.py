@@ -1,5 +1,6 @@
 """Read and write plan files: JSON with a plan, its workload and device, its estimate and its measurement."""
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,12 @@ def describe_other_graph(file: PlanFile, graph: TrainGraph) -> str:
         if ops != len(graph.ops)
         else f"the same {ops} ops on other shapes, types or wiring"
     )
+
+
+def refer_to_run(run_dir: Path, directory: Path) -> str:
+    """Return the path of a run directory as seen from the directory of a plan file, for its field `run`."""
+    # the system follows a link before it goes up from there
+    return os.path.relpath(os.path.realpath(run_dir), os.path.realpath(directory))
 
 
 def find_records(path: Path, file: PlanFile) -> tuple[TrainGraph | None, Costs | None]:

@@ -179,8 +179,15 @@ def named_errors(path: Path) -> Iterator[None]:
 def write_text(path: Path, text: str) -> None:
     """Replace the text of a file in one step: a reader finds the old text or the new text, never a part.
 
-    Raises OSError where the file cannot be written; the old text is then still there.
+    A link keeps its place: the file that it names gets the text. Raises OSError where the file cannot be written; the old
+    text is then still there.
     """
+    if path.is_symlink():
+        path = path.resolve()
+    if path.exists() and not path.is_file():  # a device such as /dev/null: replacing it would take it from everybody
+        with named_errors(path):
+            path.write_text(text, encoding="utf-8")
+        return
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
         with named_errors(path):
@@ -255,12 +262,12 @@ def find_active_process(run_dir: Path) -> int | None:
 
 
 def with_name(run_dir: Path) -> Path:
-    """Return the path of a run directory, absolute where its last part is not a name: `.`, `..`.
+    """Return the path of a run directory under its own name: absolute where it is a link, `.` or `..`.
 
     >>> str(with_name(Path("runs/first")))
     'runs/first'
     """
-    return run_dir.resolve() if run_dir.name in ("", "..") else run_dir
+    return run_dir.resolve() if run_dir.name in ("", "..") or run_dir.is_symlink() else run_dir
 
 
 def resume_command(run_dir: Path) -> str:

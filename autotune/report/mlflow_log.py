@@ -1,5 +1,6 @@
 """Log a run directory to MLflow, idempotently: the files are the source of truth, and only missing runs are added."""
 
+import hashlib
 import json
 import logging
 import math
@@ -45,7 +46,7 @@ from autotune.report.tracking.fields import (
 )
 from autotune.study.events import Event, Finished
 from autotune.study.outcome import describe_disturbance
-from autotune.study.recorded_run import RecordedRun
+from autotune.study.recorded_run import RecordedRun, read_session_end
 from autotune.study.verdicts.front import FrontStatus
 from autotune.study.verdicts.ranking import pool_runs
 
@@ -94,10 +95,10 @@ class Tracker:
                         mask_secrets(self.uri), self.problem,
                     )  # fmt: skip
 
-    def finish(self, *, interrupted: int = 0) -> str:
+    def finish(self, *, interrupted: int | None = 0) -> str:
         """Log missing trials and the artifacts; return one line with the place of the run, or with the reason of failure.
 
-        `interrupted` is the number of the signal that ended the study. Without a trial the line is empty.
+        `interrupted` is the number of the signal that ended the study, None if it was killed. Without a trial the line is empty.
         """
         trials = load_trials(RunDir(self.run_dir).trials)
         if not trials:
@@ -181,10 +182,13 @@ class _StudyRun:
         """Log the machine's load since the last trial: no thread samples while a step is measured."""
         self._log_batch(self._parent, time.time(), system_metrics(), {}, step=step)
 
-    def close(self, trials: Sequence[Trial], interrupted: int) -> None:
+    def close(self, trials: Sequence[Trial], interrupted: int | None) -> None:
         """Log the best trial, the artifacts and the final status."""
-        study = _read_study(self.run_dir)
-        best = next((trial for trial in trials if trial.number == study.get("best")), None)
+        study, records = read_session_end(self.run_dir, len(trials)), RecordedRun.load(self.run_dir)
+        if not study:
+            study = {"budget_bytes": records.budget_step_bytes, "floor_bytes": records.floor_bytes}
+            study["best"] = None if records.best is None else records.best.number
+        best = next((trial for trial in trials if trial.number == study["best"]), None)
         for number, run in self._children.items():
             self.client.set_tag(run, "autotune.best", str(best is not None and number == best.number).lower())
         if best is not None and best.measurement is not None:
@@ -195,7 +199,7 @@ class _StudyRun:
             self._log_batch(self._parent, time.time(), metrics, {})
             self.client.set_tag(self._parent, "autotune.best_trial", best.number)
         self.client.set_tag(self._parent, "autotune.trials", len(trials))
-        headline, sentence = summarize_run(RecordedRun.load(self.run_dir))
+        headline, sentence = summarize_run(records)
         self.client.set_tag(self._parent, "mlflow.note.content", f"**{headline}**\n\n{sentence}")
         if disturbed := describe_disturbance(trials):
             self.client.set_tag(self._parent, "autotune.disturbed", disturbed)
@@ -205,7 +209,8 @@ class _StudyRun:
         for path in sorted(self.run_dir.iterdir()):
             if path.suffix in ARTIFACT_SUFFIXES and not path.name.startswith("."):
                 self.client.log_artifact(self._parent, str(path))
-        self.client.set_terminated(self._parent, "KILLED" if interrupted else "FINISHED")
+        ended = None if interrupted is not None else int(RunDir(self.run_dir).trials.stat().st_mtime * 1000)
+        self.client.set_terminated(self._parent, "FINISHED" if interrupted == 0 else "KILLED", ended)
 
     def tag(self, tags: Mapping[str, str]) -> None:
         """Set tags of the parent run."""
@@ -233,11 +238,15 @@ class _StudyRun:
         self.client.log_artifacts(self._parent, str(files.front), files.front.name)
 
     def _find_experiment(self, uri: str) -> str:
-        experiment = self.client.get_experiment_by_name(self.experiment)
-        if experiment is not None:
-            return str(experiment.experiment_id)
         # a server chooses the artifacts' place; a database that is used directly needs one beside it
         location = None if uri.startswith("http") else (Path(self.config.runs).resolve() / "mlruns").as_uri()
+        existing = self.client.get_experiment_by_name(self.experiment)
+        if existing is not None and location is not None and existing.artifact_location not in (None, location):
+            # of another directory that logs to this database; there these artifacts might be lost, or may not be written
+            self.experiment += f".{hashlib.sha256(location.encode()).hexdigest()[:8]}"
+            existing = self.client.get_experiment_by_name(self.experiment)
+        if existing is not None:
+            return str(existing.experiment_id)
         return self.client.create_experiment(self.experiment, artifact_location=location)
 
     def _open(self, trials: Sequence[Trial]) -> None:
@@ -386,14 +395,3 @@ class _StudyRun:
 def select_logged(trials: Sequence[Trial]) -> list[Trial]:
     """Return the trials that get a run: all that ended. Their parent folds them in MLflow's list."""
     return [trial for trial in trials if trial.measurement is not None]
-
-
-def interrupt_signal(run_dir: Path) -> int:
-    """Return the number of the signal that ended a run's last session; 0 for none."""
-    return int(_read_study(run_dir).get("interrupted", 0))
-
-
-def _read_study(run_dir: Path) -> dict[str, Any]:
-    """Return the content of `study.json`, written when a study ends; empty without it."""
-    path = RunDir(run_dir).study
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}

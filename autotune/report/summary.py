@@ -30,7 +30,7 @@ def summarize_run(records: RecordedRun) -> tuple[str, str]:
     if all(trial.plan is None for trial in records.trials):
         return "Nothing but the baseline ran yet", f"Go on with {resume_command(records.run_dir or Path(records.name))}"
     if best is None or best.measurement is None:
-        return f"No plan that was tried fits {budget}", _describe_lowest(records)
+        return _describe_no_winner(records, budget)
     if records.front:
         return _describe_front(records)
     return _describe_best(records, best, best.measurement, budget)
@@ -79,6 +79,23 @@ def list_device_facts(records: RecordedRun) -> list[tuple[str, str]]:
         facts.append(("meter", measurement.meter or "-"))
         facts.append(("enforced limit", measurement.limit or "none"))
     return facts
+
+
+def _describe_no_winner(records: RecordedRun, budget: str) -> tuple[str, str]:
+    """Return (headline, sentence) of a run in which plans were tried and none won: too large, or failed."""
+    results = [
+        trial.measurement for trial in records.trials if trial.plan is not None and trial.measurement is not None
+    ]
+    failed = [result for result in results if result.outcome.is_failure]
+    too_large = {Outcome.OVER_BUDGET, Outcome.OUT_OF_MEMORY}
+    if not failed or any(result.outcome in too_large for result in results):
+        return f"No plan that was tried fits {budget}", _describe_lowest(records)
+    words = failed[-1].outcome.value.replace("_", " ")
+    reason = failed[-1].detail.strip().partition("\n")[0] or words
+    return f"No plan ran to its end: {words}", (
+        f"{len(failed)} of {len(results)} plans failed, the last one: {reason}. Nothing is known of the budget. "
+        f"Each trial has its reason below; once that is resolved, go on with {resume_command(records.run_dir or Path(records.name))}"
+    )
 
 
 def _describe_lowest(records: RecordedRun) -> str:

@@ -128,7 +128,10 @@ class Executor:
         if self._memory is not None:
             self._memory.set_offloaded(0)
         count = len(results) - len(self.program.gradients)
-        return pytree.tree_unflatten(list(results[:count]), self.program.result_spec), results[count:]
+        leaves = list(results[:count])
+        for position, read in self.program.passed:
+            leaves[position] = read()
+        return pytree.tree_unflatten(leaves, self.program.result_spec), results[count:]
 
     def replace_store(self, store: Store) -> None:
         """Offload to `store` from the next step on; it must have the same slots as the first one."""

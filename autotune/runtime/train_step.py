@@ -11,6 +11,7 @@ import torch
 from autotune.capture.capture_checks import refuse_gradients_of_the_batch, refuse_parameter_hooks
 from autotune.capture.loop_checks import refuse_fork, refuse_modes, refuse_unreduced
 from autotune.capture.optimizers.loop_updates import LoopUpdates
+from autotune.capture.optimizers.optimizer_copy import get_replaced_step
 from autotune.capture.optimizers.wrapped_optimizer import Bookkeeping, unwrap_optimizer
 from autotune.capture.program import Program
 from autotune.capture.python.step_module import flatten_for_step
@@ -361,7 +362,9 @@ class TrainStep:
 
     def _signature(self, batch: FlatBatch) -> tuple[Signature, bool]:
         """Return the signature of a call, and True if a parameter has a hook."""
-        state = read_model_state(self.model, self._cycle.parameter_ids, self._loss_fn)
+        state = read_model_state(
+            self.model, self._cycle.parameter_ids, self._loss_fn, get_replaced_step(self.optimizer)
+        )
         return make_signature(batch, state, self._cycle.gradient_users), state.has_parameter_hooks
 
     def _make_workload(self, batch: Any) -> Workload:

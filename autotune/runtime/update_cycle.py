@@ -177,13 +177,33 @@ class EagerStep:
             with torch.no_grad():
                 return infer(self._model, batch) if self._loss_fn is None else self._loss_fn(self._model, batch)
         self._cycle.restart_if_cleared()
-        results = self._loss_fn(self._model, batch)
-        loss = results[0] if isinstance(results, tuple) else results
-        scaler = self._cycle.scaler
-        with self._gradient_hooks(on_gradient):
-            (scaler.scale(loss) if scaler is not None else loss).backward()
+        with self._untrained_gradients():
+            results = self._loss_fn(self._model, batch)
+            loss = results[0] if isinstance(results, tuple) else results
+            scaler = self._cycle.scaler
+            with self._gradient_hooks(on_gradient):
+                (scaler.scale(loss) if scaler is not None else loss).backward()
         self._cycle.count_step()
         return pytree.tree_map(lambda part: part.detach() if isinstance(part, torch.Tensor) else part, results)
+
+    @contextmanager
+    def _untrained_gradients(self) -> Iterator[None]:
+        """Leave the `.grad` of parameters that the optimizer does not train as it is: a planned step computes none."""
+        trained = self._cycle.parameter_ids
+        saved = [
+            (parameter, parameter.grad)
+            for module in (self._model, self._loss_fn)
+            if isinstance(module, torch.nn.Module)
+            for parameter in module.parameters()
+            if id(parameter) not in trained
+        ]
+        for parameter, _ in saved:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, gradient in saved:
+                parameter.grad = gradient
 
     @contextmanager
     def _gradient_hooks(self, on_gradient: Callable[[str, torch.Tensor], None] | None) -> Iterator[None]:

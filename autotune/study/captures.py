@@ -30,6 +30,7 @@ from autotune.records.device import Device
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import RunDir, lock_run_dir, write_json
 from autotune.study.batch.records import read_request
+from autotune.study.runner import INFORMATIVE
 from autotune.study.verdicts.ranking import baseline_step_bytes, ratio_noise
 from autotune.units import fmt_seconds
 
@@ -332,10 +333,15 @@ def _longest_seconds(leader: MeasuredCapture | None) -> float:
 
 
 def measure_undisturbed(runner: CaptureRunner, plan: Plan, budget_bytes: int) -> Measurement:
-    """Measure a plan, and once more where other work disturbed it, or a signal from outside ended it."""
+    """Measure a plan, and once more where other work disturbed it, or a signal from outside ended it.
+
+    A disturbed measurement is kept where the second one ends without evidence on the plan, such as killed or out of time.
+    """
     measurement = runner.measure(plan, budget_bytes=budget_bytes)
-    is_doubtful = measurement.disturbed or measurement.was_killed
-    return runner.measure(plan, budget_bytes=budget_bytes) if is_doubtful else measurement
+    if not (measurement.disturbed or measurement.was_killed):
+        return measurement
+    again = runner.measure(plan, budget_bytes=budget_bytes)
+    return again if measurement.was_killed or again.outcome in INFORMATIVE else measurement
 
 
 def _describe(config: Config, measurement: Measurement) -> MeasuredCapture:

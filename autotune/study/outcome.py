@@ -120,9 +120,8 @@ def write_plan(
 
     Raises ConfigError where a file cannot be written.
     """
-    file = build_plan_file(
-        config, device, rules, best, run=os.path.relpath(run_dir, config.plans), graph=graph, loop=loop
-    )
+    place = planfile.refer_to_run(run_dir, Path(config.plans))
+    file = build_plan_file(config, device, rules, best, run=place, graph=graph, loop=loop)
     record, path = RunDir(run_dir).plan, Path(config.plans) / f"{run_dir.name}.json"
     planfile.write(record, file, remedy=f"free space there, then: {resume_command(run_dir)}")
     planfile.write(path, file, remedy=f"copy it from {record}")
@@ -170,6 +169,7 @@ def summarize(
     """Return the document of `study.json`; `interrupted` is the number of the signal that ended the session."""
     return {
         "best": None if best is None else best.number,
+        "trials": len(trials),
         "budget_bytes": rules.budget_bytes,
         "budget_tolerance": rules.budget_tolerance,
         "charge_spread": estimate_spread(trials),

@@ -176,6 +176,15 @@ class RecordedRun:
         return StepTimeline(self.graph, self.costs, self.best.plan)
 
 
+def read_session_end(run_dir: Path, trials: int) -> dict[str, Any]:
+    """Return the content of `study.json`, which a session writes last; empty where the last session was killed before.
+
+    `trials` is the number of recorded trials. With more of them than the file counts, it is an earlier session's.
+    """
+    document = _document(RunDir(run_dir).study)
+    return document if document.get("trials", trials) == trials else {}
+
+
 def _document(path: Path) -> dict[str, Any]:
     """Return a JSON object; empty where the file is missing or was cut short."""
     with contextlib.suppress(OSError, json.JSONDecodeError):

@@ -1,6 +1,9 @@
 """State of the user's Python that a recorded step reads, wherever it is kept: a change of it counts from the next step."""
 
 import inspect
+import multiprocessing
+import sys
+from collections import UserDict
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -114,9 +117,84 @@ def an_object_of_the_batch() -> tuple[Workload, Change]:
     return workload, lambda: setattr(settings, "weight", 3.0)
 
 
+def a_closure_behind_a_decorator() -> tuple[Workload, Change]:
+    settings = {"weight": 1.0}
+
+    @torch.no_grad()
+    def weight() -> float:
+        return settings["weight"]
+
+    return make(mlp, loss_fn=weighted(weight)), lambda: settings.update(weight=3.0)
+
+
+def a_class_in_a_closure() -> tuple[Workload, Change]:
+    class CFG:
+        weight = 1.0
+
+    return make(mlp, loss_fn=weighted(lambda: CFG.weight)), lambda: setattr(CFG, "weight", 3.0)
+
+
+def an_attribute_of_a_base_class() -> tuple[Workload, Change]:
+    class Base:
+        inner = SimpleNamespace(weight=1.0)
+
+    class CFG(Base):
+        pass
+
+    return make(mlp, loss_fn=weighted(lambda: CFG.inner.weight)), lambda: setattr(Base.inner, "weight", 3.0)
+
+
+def the_class_of_an_object() -> tuple[Workload, Change]:
+    class Scale:
+        weight = 1.0
+
+        def read(self) -> float:
+            return type(self).weight
+
+    scale = Scale()
+    return make(mlp, loss_fn=weighted(scale.read)), lambda: setattr(Scale, "weight", 3.0)
+
+
+BETA = 1.0
+
+
+def a_module_that_a_function_imports() -> tuple[Workload, Change]:
+    this = sys.modules[__name__]
+    this.BETA = 1.0  # type: ignore[attr-defined]
+
+    def weight() -> float:
+        from tests.capture.test_recorded_state import BETA
+
+        return BETA
+
+    return make(mlp, loss_fn=weighted(weight)), lambda: setattr(this, "BETA", 3.0)
+
+
+def a_keyword_only_default() -> tuple[Workload, Change]:
+    settings = {"weight": 1.0}
+
+    def loss_fn(model: nn.Module, batch: Any, *, config: dict[str, float] = settings) -> Tensor:
+        inspect.currentframe()
+        return labelled_loss(model, batch) * config["weight"]
+
+    return make(mlp, loss_fn=loss_fn), lambda: settings.update(weight=3.0)
+
+
+def a_user_dict() -> tuple[Workload, Change]:
+    settings = UserDict(weight=1.0)
+    return make(mlp, loss_fn=weighted(lambda: settings["weight"])), lambda: settings.update(weight=3.0)
+
+
+def a_value_that_processes_share() -> tuple[Workload, Change]:
+    weight = multiprocessing.Value("d", 1.0)
+    return make(mlp, loss_fn=weighted(lambda: weight.value)), lambda: setattr(weight, "value", 3.0)
+
+
 PLACES = (
     arguments_of_a_partial, a_namespace, an_absent_attribute_of_a_namespace, a_learning_rate, a_schedule,
     an_attribute_of_a_function, the_second_closure_of_one_function, one_of_two_names_of_a_tensor, an_object_of_the_batch,
+    a_closure_behind_a_decorator, a_class_in_a_closure, an_attribute_of_a_base_class, the_class_of_an_object,
+    a_module_that_a_function_imports, a_keyword_only_default, a_user_dict, a_value_that_processes_share,
 )  # fmt: skip
 
 

@@ -38,16 +38,19 @@ def joined(parts: list[Any]) -> None:
     [(nothing, [0, 1]), (attribute, [1]), (pattern, [1]), (number, [1]), (joined, [0])],
 )
 def test_a_word_that_c_code_reads_leaves_the_others_free(step: Any, unread: list[int]):
-    def run(parts: list[Any]) -> bool:
+    def run(parts: list[Any]) -> list[Any]:
         step(parts)
-        return True
+        return [1, parts[0], parts[1][1]]
 
     words = Words(PARTS)
     words.find_unread(run)
     assert [at for at, part in enumerate(OTHERS) if words.is_unread(at, part)] == unread
+    returned = {1: (0, None), 2: (1, 1)}
+    assert words.passed == {leaf: place for leaf, place in returned.items() if place[0] in unread}
 
 
 def test_a_step_that_takes_another_way_without_the_words_reads_them_all():
     words = Words(PARTS)
-    words.find_unread(lambda _: False)
+    words.find_unread(lambda _: None)
     assert not any(words.is_unread(at, part) for at, part in enumerate(OTHERS))
+    assert not words.passed

@@ -89,6 +89,21 @@ def test_an_experiment_that_fails_keeps_no_other_from_its_turn_nor_from_the_tabl
     assert "is no list of claims" in last
 
 
+def test_a_damaged_result_file_stops_no_other_experiment_and_running_its_own_repairs_it(folder: Path, capfd):
+    damaged = folder.parent / "damaged"
+    write(damaged, [HELD])
+    kept = (damaged / RESULT).read_text()
+    (damaged / "__main__.py").write_text(f"open({str(damaged / RESULT)!r}, 'w').write({kept!r})\n")
+    (damaged / RESULT).write_text("[]")
+    assert called("net", "--experiments", str(folder.parent)) == 0
+    assert called("--list", "--experiments", str(folder.parent)) == 8
+    out, err = capfd.readouterr()
+    assert "net" in out
+    assert "run damaged again: autotune reproduce damaged" in err.splitlines()[-1]
+    assert called("damaged", "--experiments", str(folder.parent)) == 0
+    assert called("--list", "--experiments", str(folder.parent)) == 0
+
+
 def test_what_is_simulated_runs_beside_the_rest_and_what_is_measured_afterwards_and_alone(folder: Path, capfd):
     times = folder.parent.parent / "times.txt"
     both = [HELD, replace(HELD, text="a net: seconds", kind="measured")]
@@ -141,8 +156,9 @@ def test_what_ends_one_experiment_beside_others_is_not_lost_and_those_that_wait_
         time.sleep(0.2)
 
     monkeypatch.setattr(reproduce, "_run_experiment", ends)
+    names = ("one", "two", "three", "four")
     with pytest.raises(KeyboardInterrupt):
-        reproduce._run_all(dict.fromkeys(("one", "two", "three", "four"), folder))
+        reproduce._run_all(dict.fromkeys(names, folder), dict.fromkeys(names, (HELD,)))
     assert len(ran) <= 2
 
 

@@ -5,7 +5,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.nightly.diagnosis import Cause
+from autotune.nightly.diagnosis import Cause, Conditions
 from autotune.nightly.history import EntryDirectory, NightRecord, NightVerdict, plan_identity
 from autotune.records import plan_file as planfile
 from autotune.records.config import Config
@@ -38,14 +38,15 @@ def begin(run_dir: Path) -> None:
     (run_dir / "study.json").unlink(missing_ok=True)
 
 
-def nights(root: Path, entry: str = "chain") -> Path:
-    """Write four good nights of a champion and a regression."""
+def nights(root: Path, entry: str = "chain", *, has_eager: bool = True) -> Path:
+    """Write four good nights of a champion and a regression; without eager, times are seconds."""
     directory = root / "nightly" / entry
     directory.mkdir(parents=True)
     file = plan_file(CHAMPION)
     planfile.write(directory / "champion.json", file)
     home, name = EntryDirectory(directory), plan_identity(file)
     good = NightRecord("n", entry, NightVerdict.SAME, champion=name, turns=(0.95, 0.96, 0.97), charged_bytes=800_000)
+    good = replace(good, conditions=Conditions(baseline_seconds=2.0 if has_eager else None))
     for number in range(4):
         home.record(replace(good, night=f"n{number}", started=1e9 + 86400.0 * number))
     home.record(

@@ -1,5 +1,6 @@
 """Whose plan stands for a model, a device and a budget."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +41,26 @@ def test_a_night_s_champion_has_the_figures_of_its_last_night(tmp_path: Path) ->
     assert champion is not None
     assert (champion.nightly, champion.ratio, champion.charged_bytes) == (True, 1.2, 800_000)
     assert champion.summary.endswith("at 1.20x (1.10 to 1.30)")
+
+
+def test_a_champion_beside_which_eager_does_not_fit_has_seconds_and_no_ratio(tmp_path: Path) -> None:
+    champion = read_entry_champion(sample_runs.nights(tmp_path, has_eager=False))
+    assert champion is not None
+    assert (champion.ratio, champion.interval, champion.seconds) == (None, None, 1.2)
+    assert champion.summary.endswith("at 1.20 s")
+
+
+def test_a_ratio_of_a_newer_winner_is_not_shown_beside_the_older_plan(tmp_path: Path) -> None:
+    run_dir = sample_runs.study(tmp_path, "run")
+    before = read_run_champion(run_dir)
+    document = json.loads((run_dir / "plan.json").read_text())
+    document["plan"]["allocator"] = "system" if document["plan"]["allocator"] != "system" else "arena"
+    (run_dir / "plan.json").write_text(json.dumps(document))
+    champion = read_run_champion(run_dir)
+    assert before is not None
+    assert champion is not None
+    assert before.interval is not None
+    assert champion.interval is None
 
 
 def test_the_night_s_champion_stands_before_a_faster_plan_and_the_faster_before_a_slower() -> None:

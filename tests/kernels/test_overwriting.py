@@ -7,11 +7,14 @@ import torch
 
 from autotune.capture.program import Call, Meta, Program, Read, View, reads
 from autotune.capture.tracer import capture
+from autotune.ir.check import check
+from autotune.ir.costs import Costs
 from autotune.ir.graph import Op
 from autotune.kernels.compile_pool import compile_in_pool
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.overwriting import find_target, has_short_sums
 from autotune.kernels.region_program import fuse
+from autotune.planners import make_plan
 from autotune.runtime import op_profiler
 from autotune.workloads.workload import Workload
 
@@ -52,6 +55,20 @@ def test_no_output_takes_the_memory_of_an_input_that_it_reads_transposed():
     mixed = [op for op in regions(program) if any("sigmoid" in program.graph.values[v].name for v in op.outputs)]
     assert mixed
     assert not any(op.inplace for op in mixed)
+
+
+def test_a_loss_that_is_counted_with_all_its_terms_is_overwritten_by_no_smaller_output():
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(64, 128), torch.nn.Linear(64, 128)
+
+        def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return (F.mse_loss(self.first(x)[:, :64], target) + F.mse_loss(self.second(x)[:, :64], target)) * 0.5
+
+    batch = torch.randn(8, 64), torch.randn(8, 64)
+    graph = fuse(capture(Workload(Two(), None, None, batch))).graph
+    check(graph, make_plan(graph, {}, 10**9, Costs.unit(graph)))
 
 
 def test_no_region_overwrites_the_users_own_tensors():

@@ -34,6 +34,7 @@ def test_columns_may_stand_in_any_order_among_others(tmp_path):
         ("id,lower,upper,size\nx,0,3\n", "a.csv:2: size is None"),
         ("id,lower,upper,size\nx,0,3,1\ny,3,3,1\n", "a.csv:3: 1 bytes from 3 to 3"),
         ("id,lower,upper,size\nx,0,3,-1\n", "a.csv:2: -1 bytes"),
+        (200_000 * "x", "a.csv: cannot be read (field larger than field limit"),
     ],
 )
 def test_a_row_that_cannot_be_read_is_named(tmp_path, text, said):
@@ -41,6 +42,16 @@ def test_a_row_that_cannot_be_read_is_named(tmp_path, text, said):
     source.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(said)):
         csvfile.read(source)
+
+
+def test_every_offset_has_the_alignment_and_no_other(tmp_path):
+    source = tmp_path / "a.csv"
+    source.write_text("id,lower,upper,size\na,0,9,65600\nb,0,9,65600\n")
+    for alignment, largest in ((64, 65600), (100, 65600)):
+        _, buffers = csvfile.read(source, alignment=alignment)
+        layout = lay_out(buffers)
+        assert sorted(layout.offsets) == [0, largest]
+        assert layout.bytes == 2 * largest
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

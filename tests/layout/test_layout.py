@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.layout import _SMALL, Buffers, check_layout, ejection, lay_out
+import autotune.layout as layout_module
+from autotune.layout import _SMALL, Buffers, check_layout, ejection, exact, lay_out
 from autotune.layout.buffers import WIDE, WIDE_ALIGNMENT
 
 FOUR = ((6, 0, 5), (4, 6, 7), (5, 6, 9), (1, 7, 10))
@@ -91,6 +92,29 @@ def test_six_buffers_take_no_more_than_over_all_orders():
         births = [draw.randrange(8) for _ in range(6)]
         lives = [(draw.randrange(1, 9), born, born + draw.randrange(1, 6)) for born in births]
         assert laid_out(lives)[1] == fewest(lives)
+
+
+def test_no_search_replaces_a_layout_by_a_larger_one(monkeypatch):
+    """The gap of this layout to the lower bound is less than a two-thousandth of that bound."""
+    searched = []
+    search = layout_module._search
+
+    def spy(buffers, capacity, work, step):
+        searched.append(capacity)
+        return search(buffers, capacity, work, step) if step else exact.SearchEnd.INFEASIBLE
+
+    monkeypatch.setattr(layout_module, "_search", spy)
+    drawn = random.Random(0)
+    for _ in range(40):
+        lives = [
+            (64 * drawn.randrange(1, 9), born, born + drawn.randrange(1, 6))
+            for born in (drawn.randrange(8) for _ in range(12))
+        ]
+        buffers = Buffers.from_lives(*zip((2**30, 0, 20), *lives, strict=True))
+        searched.clear()
+        greedy_bytes = layout_module._best_greedy(buffers, buffers.max_live, layout_module.WORK).bytes
+        assert lay_out(buffers).bytes <= greedy_bytes
+        assert all(capacity < greedy_bytes for capacity in searched)
 
 
 def test_four_buffers_of_memongers_take_9_bytes_where_whole_objects_take_10():

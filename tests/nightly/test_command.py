@@ -16,6 +16,7 @@ from autotune.ir.plan import Plan
 from autotune.measure.device.conditions import MachineConditions, collect_machine_conditions
 from autotune.nightly.conditions import collect_conditions
 from autotune.nightly.history import EntryDirectory, NightRecord, NightVerdict
+from autotune.nightly.results import NightResults, worst_error
 from autotune.records import plan_file as planfile
 from autotune.records.measurement import Measurement
 from autotune.study.verdicts.statistics import block_means
@@ -142,6 +143,20 @@ def test_resume_of_one_entry_ends_well_although_others_are_left(night: Path, run
     code, _, err = run("nightly", "night.yaml", "--resume", "--only", "chain")
     assert code == 0, err
     assert json.loads(table.read_text())["left"] == ["late"]
+
+
+def test_the_command_that_goes_on_has_the_options_of_the_night_and_is_quoted():
+    results = NightResults("n", "my night.yaml", (), ("chain@pipe",), ("--fleet", "my fleet.yaml", "--on", "pipe"))
+    command = "autotune nightly 'my night.yaml' --fleet 'my fleet.yaml' --on pipe --resume"
+    assert results.resume_command == command
+    assert str(worst_error(results)).endswith(f"go on with: {command}")
+
+
+def test_the_champion_s_file_leads_to_the_records_of_its_search(night: Path, run: Run):
+    assert run("nightly", "night.yaml")[0] == 0
+    path = night / "chain" / "champion.json"
+    graph, costs = planfile.read_records(path, planfile.read(path))
+    assert costs.matches(graph)
 
 
 def test_resume_without_a_night_is_2_and_a_bad_config_names_its_line(night: Path, run: Run):

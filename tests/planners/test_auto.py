@@ -159,6 +159,21 @@ def test_a_choice_of_planners_holds_also_for_the_first_plan_that_fits(accept_fir
 
 
 @pytest.mark.parametrize("accept_first", [False, True])
+def test_no_search_goes_on_after_its_time(accept_first: bool, monkeypatch: pytest.MonkeyPatch):
+    planned: list[Settings] = []
+    evaluate = module.PlanCache.evaluate
+
+    def count(cache: module.PlanCache, chosen: Settings) -> tuple[Plan, Estimate]:
+        planned.append(chosen)
+        return evaluate(cache, chosen)
+
+    monkeypatch.setattr(module.PlanCache, "evaluate", count)
+    graph = training_chain(12)
+    best_plan(graph, Costs.unit(graph), 0, seconds=-1.0, accept_first=accept_first)
+    assert len({repr(chosen) for chosen in planned}) == 1
+
+
+@pytest.mark.parametrize("accept_first", [False, True])
 @pytest.mark.parametrize(
     ("choices", "message"),
     [

@@ -43,6 +43,14 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_run_is_referred_to_from_where_a_link_leads(tmp_path: Path):
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    (tmp_path / "plans").symlink_to(tmp_path / "elsewhere" / "deep")
+    place = planfile.refer_to_run(tmp_path / "runs" / "first", tmp_path / "plans")
+    assert (tmp_path / "plans" / place).samefile(tmp_path / "runs" / "first")
+
+
 def edited(path: Path, change: dict[str, Any]) -> Path:
     document = json.loads(path.read_text())
     path.write_text(json.dumps(document | change))

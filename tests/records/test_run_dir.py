@@ -30,6 +30,29 @@ def test_a_write_that_fails_leaves_the_old_text_and_no_draft(tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_link_keeps_its_place_and_the_file_that_it_names_gets_the_text(tmp_path: Path):
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+    (tmp_path / "ahead").symlink_to("later")
+    write_text(tmp_path / "ahead", "first")
+    assert (tmp_path / "later").read_text() == "first"
+
+
+def test_what_is_no_regular_file_is_written_to_and_not_replaced(tmp_path: Path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_text(pipe, "text")
+        assert os.read(reader, 100) == b"text"
+    finally:
+        os.close(reader)
+    assert list(tmp_path.iterdir()) == [pipe]
+    assert pipe.is_fifo()
+
+
 def test_a_second_lock_names_the_process_and_the_remedy(tmp_path: Path):
     with lock_run_dir(tmp_path):
         assert find_active_process(tmp_path) == os.getpid()
@@ -62,3 +85,9 @@ def test_a_run_directory_that_is_the_working_one_or_above_it_has_its_name(
     for place, text in ((below.parent, "."), (below, "..")):
         monkeypatch.chdir(place)
         assert with_name(Path(text)) == tmp_path / "runs" / "first"
+
+
+def test_a_link_to_a_run_has_the_run_s_own_name(tmp_path: Path):
+    (tmp_path / "first").mkdir()
+    (tmp_path / "last").symlink_to("first")
+    assert with_name(tmp_path / "last") == tmp_path / "first"

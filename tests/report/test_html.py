@@ -421,6 +421,22 @@ def test_when_nothing_fits_the_lowest_trial_is_named(tmp_path: Path) -> None:
     assert "Plan 1 came lowest" in html
 
 
+@pytest.mark.parametrize(("outcome", "words"), [(Outcome.CRASHED, "crashed"), (Outcome.WRONG_RESULT, "wrong result")])
+def test_when_every_plan_fails_the_page_says_so_and_blames_no_budget(
+    tmp_path: Path, outcome: Outcome, words: str
+) -> None:
+    graph, costs = training()
+    again = recomputing(graph)
+    trials = [
+        trial(0, graph, costs, None, seen(graph, costs, None)),
+        trial(1, graph, costs, again, failed(outcome, "segmentation fault\nand a trace")),
+    ]
+    html = write_report(write_run(tmp_path / "run", trials, graph, costs, "90%")).read_text()
+    assert f"<h1>No plan ran to its end: {words}</h1>" in html
+    assert "the last one: segmentation fault. Nothing is known of the budget" in html
+    assert "Raise the budget" not in html
+
+
 def test_a_directory_without_a_run_is_refused_and_left_empty(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run is recorded here"):
         write_report(tmp_path)

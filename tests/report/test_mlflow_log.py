@@ -21,18 +21,20 @@ import pytest
 from autotune.api.launch import run_tracked
 from autotune.cli import main as cli
 from autotune.cli.commands import report
+from autotune.cli.commands.report import run as log_again
 from autotune.errors import ConfigError, LockedError
 from autotune.ir.plan import Plan
 from autotune.records.config import Config
 from autotune.records.json_codec import from_json
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import lock_run_dir
-from autotune.records.trial import Trial, TrialKind
+from autotune.records.trial import Trial, TrialKind, load_trials
 from autotune.report import tables
 from autotune.report.html import write_report
 from autotune.report.mlflow_log import Tracker, experiment_name
 from autotune.report.mlflow_store import ENVIRONMENT, MLFLOW_VIEW
 from autotune.report.tracking.fields import trial_metrics
+from autotune.study.recorded_run import read_session_end
 from autotune.study.session import StudyResult, tune
 from autotune.study.verdicts.confirm import to_table
 from autotune.testing.fake_runner import DEVICE, FakeRunner
@@ -85,7 +87,8 @@ class Logged:
 
     def family(self, name: str, budget: str = "65%") -> "list[Run]":
         """The run of that name, and its children."""
-        runs = self.client.search_runs([self.experiment.experiment_id])
+        experiments = self.client.search_experiments(filter_string=f"name LIKE '{self.experiment.name}%'")
+        runs = self.client.search_runs([each.experiment_id for each in experiments])
         (parent,) = (run for run in runs if run.info.run_name == f"{name} {budget}")
         return [run for run in runs if parent.info.run_id in (run.info.run_id, run.data.tags.get("mlflow.parentRunId"))]
 
@@ -467,6 +470,55 @@ def test_an_interrupted_study_is_killed_until_it_is_gone_on_with(logged):
     logged.tune(tracker)
     assert tracker.finish() == logged.message
     assert logged.parent.info.status == "FINISHED"
+
+
+def test_a_study_that_is_killed_is_logged_with_the_winner_of_its_records_and_as_killed(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    killed = Logged(tmp_path)
+    (killed.run_dir / "study.json").unlink()
+    (killed.run_dir / "lock").unlink()  # this process lives
+    os.utime(killed.run_dir / "trials.jsonl", (2e9, 2e9))
+    log_again(killed.run_dir, pictures=None, log=True, json=False)
+    assert killed.parent.info.status == "KILLED"
+    assert killed.parent.info.end_time == 2e12
+    assert killed.parent.data.tags["autotune.best_trial"] == str(killed.result.best.number)
+    assert killed.parent.data.metrics["best_charged_bytes"] == killed.result.best.measurement.charged_bytes
+    assert "budget_bytes" in killed.parent.data.metrics
+
+
+def test_a_session_that_is_killed_after_one_that_ended_is_not_taken_for_the_first(logged, tmp_path):
+    trials = load_trials(logged.run_dir / "trials.jsonl")
+    assert read_session_end(logged.run_dir, len(trials))["interrupted"] == 0
+    assert read_session_end(logged.run_dir, len(trials) + 1) == {}
+
+
+def test_a_run_is_logged_under_its_own_name_from_within_and_through_a_link(logged, monkeypatch):
+    before = len(logged.client.search_runs([logged.experiment.experiment_id]))
+    (logged.run_dir.parent / "last").symlink_to("first")
+    monkeypatch.chdir(logged.run_dir)
+    for path in (Path(), logged.run_dir.parent / "last"):
+        log_again(path, pictures=None, log=True, json=False)
+    (logged.run_dir.parent / "last").unlink()
+    assert len(logged.client.search_runs([logged.experiment.experiment_id])) == before
+
+
+def test_two_directories_that_share_a_database_keep_their_artifacts_apart(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    uri = f"sqlite:///{tmp_path / 'shared.db'}"
+    places = []
+    for name in ("a", "b"):
+        runs = tmp_path / name / "runs"
+        config = configured(tmp_path / name, runs=str(runs), trials=3, tracking_uri=uri)
+        for _ in range(2):
+            tracker = Tracker(config, runs / "first")
+            tune(config, FakeRunner(), runs / "first", progress=tracker)
+            assert "mlflow ui" in tracker.finish(), tracker.problem
+        places.append(
+            {path.parts[len(tmp_path.parts)] for path in tmp_path.rglob("trials.csv") if "artifacts" in path.parts}
+        )
+    assert places == [{"a"}, {"a", "b"}]
+    assert len(open_client(uri).search_experiments(filter_string="name LIKE 'autotune.%'")) == 2
 
 
 def test_standard_output_stays_clean(logged, capfd):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -19,7 +20,14 @@ from autotune.records.device import Device
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import RunDir
 from autotune.study.batch.records import BatchSearch, StepSize, write_batch_search
-from autotune.study.captures import PRICES, CaptureRunner, MeasuredCapture, choose_capture, select_capture
+from autotune.study.captures import (
+    PRICES,
+    CaptureRunner,
+    MeasuredCapture,
+    choose_capture,
+    measure_undisturbed,
+    select_capture,
+)
 from autotune.testing.fake_runner import FakeRunner
 from autotune.testing.graphs import training_chain
 from tests.study.remembered import remembered
@@ -226,6 +234,27 @@ def test_a_disturbed_measurement_is_repeated_once(tmp_path: Path):
     assert len(runners.plans) == 2 * len(set(runners.opened))
     recorded = json.loads(RunDir(tmp_path / "run").captures.read_text())
     assert recorded[0]["time_ratio"] == pytest.approx(1.0, rel=0.3), "not the doubled time of the first measurement"
+
+
+def test_a_disturbed_measurement_is_worth_more_than_a_killed_repeat_and_a_killed_one_less_than_any():
+    disturbed = Measurement(Outcome.OK, step_seconds=(1.0, 1.0), baseline_seconds=(1.0, 1.0), disturbed="busy")
+    killed = Measurement(Outcome.CRASHED, "killed by SIGKILL")
+    fits = replace(disturbed, disturbed="")
+
+    class Runs:
+        def __init__(self, *results: Measurement) -> None:
+            self.results = list(results)
+
+        def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
+            return self.results.pop(0)
+
+    def result(*results: Measurement) -> Measurement:
+        return measure_undisturbed(cast("Any", Runs(*results)), Plan(()), 1)
+
+    assert result(disturbed, killed) == disturbed
+    assert result(disturbed, fits) == fits
+    assert result(killed, disturbed) == disturbed
+    assert result(fits) == fits
 
 
 def test_a_model_without_another_format_is_tuned_in_its_own(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -165,6 +166,23 @@ def test_a_run_of_one_block_tells_nothing_and_is_no_fault():
     found = compare_confirmed(trials, RULES)
     assert [one.label for one in found] == ["BEST", "inconclusive"]
     assert found[0].seconds is found[0].ratio is None
+
+
+def test_blocks_of_seconds_do_not_span_runs_and_the_table_has_no_infinity():
+    one_step = replace(measured(1.0), step_seconds=(1.0,), baseline_seconds=(1.0,))
+    runs = [trial(number, one_step, 0, TrialKind.CONFIRM) for number in range(1, 7)]
+    other = trial(7, replace(one_step, step_seconds=(1.1,)), 1, TrialKind.CONFIRM)
+    more = replace(other, number=8)
+    trials = [trial(0, one_step, 0), *runs, other, more]
+    best, slower = compare_confirmed(trials, RULES)
+    assert best.seconds is not None
+    assert best.ratio is not None
+    assert best.seconds.basis == best.ratio.basis == "95 % of 6"
+    assert slower.versus_best is not None
+    assert slower.versus_best.high == math.inf
+    rows = confirm.to_table([best, slower])
+    assert rows[1]["beside_best"]["high"] is None
+    assert "Infinity" not in json.dumps(rows)
 
 
 def test_without_a_baseline_seconds_are_compared_and_there_is_no_ratio():

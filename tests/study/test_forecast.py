@@ -10,6 +10,7 @@ import pytest
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
+from autotune.measure.survey import WorkloadSurvey
 from autotune.planners.candidates import Candidate
 from autotune.planners.space import space_for_device
 from autotune.records.config import load_config
@@ -23,6 +24,8 @@ from autotune.study.offline.forecast import (
     forecast_search,
     simulate_traced,
 )
+from autotune.study.offline.study_forecast import forecast_study
+from autotune.testing.fake_runner import DEVICE
 from autotune.testing.graphs import training_chain
 from tests.study.test_calibration import ARENA, EXPECTED, measured
 
@@ -104,6 +107,15 @@ def test_a_search_ends_by_whatever_comes_first(fields: dict[str, object], trials
     told = forecast_search(load_config("resnet18", overrides=fields), 1.0, past)
     assert (told.trials, told.trial_seconds, told.ended_by) == (trials, 40.0, ended_by)
     assert told.seconds == (trials + 1) * 40.0
+
+
+def test_a_measured_step_of_a_loop_that_accumulates_is_a_whole_update(tmp_path: Path) -> None:
+    config = load_config("resnet18", overrides={"planners": PLANNERS, "runs": str(tmp_path)})
+    alone, eight = (
+        forecast_study(config, WorkloadSurvey(GRAPH, COSTS, DEVICE, 0, loop)).search.trial_seconds
+        for loop in ("", "accumulate=8")
+    )
+    assert eight > 4 * alone
 
 
 def test_without_a_past_a_longer_step_makes_longer_trials() -> None:

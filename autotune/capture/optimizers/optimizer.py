@@ -1,5 +1,6 @@
 """Update one parameter at a time with the user's own optimizer."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ class Updates:
         # torch wraps `step` for its profiler and for hooks, which belong to a whole step and not to each parameter
         self._step = get_unhooked_step(optimizer)
         self._group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        self._updated = 0
+        """Number of parameters that this step has updated."""
 
     def owns(self, parameter: torch.Tensor) -> bool:
         """Return whether the optimizer updates this parameter."""
@@ -71,6 +74,7 @@ class Updates:
         del gradient
         try:
             self._run(parameter, self._group_of[id(parameter)], self.optimizer.state)
+            self._updated += 1
         finally:
             parameter.grad = None
 
@@ -85,6 +89,7 @@ class Updates:
                 group = self._group_of[id(parameter)]
                 groups.setdefault(id(group), {**group, "params": []})["params"].append(parameter)
             self._step(self._copy_with(self.optimizer.state, list(groups.values())))
+            self._updated += len(uses)
         finally:
             for _, parameter, _, _ in uses:
                 parameter.grad = None
@@ -98,14 +103,27 @@ class Updates:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Run hooks around all updates of one step, which the optimizer's own `step` does once and not per parameter."""
+        """Run hooks around all updates of one step, which the optimizer's own `step` does once and not per parameter.
+
+        A step that fails between two updates warns: eager's backward fails before the first one.
+        """
         self._group_of = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
         # a wrapper may never call Optimizer.__init__, which adds the attributes and marks the class's step
         calls_global = getattr(type(self.optimizer).step, "hooked", False)
         before, after = ([*table.values()] if calls_global else [] for table in GLOBAL_HOOKS)
         for hook in [*before, *getattr(self.optimizer, HOOKS[0], {}).values()]:
             hook(self.optimizer, (), {})
-        yield
+        self._updated = 0
+        try:
+            yield
+        except BaseException:
+            if 0 < self._updated < len(self._group_of):
+                warnings.warn(
+                    f"the step failed after {self._updated} of {len(self._group_of)} parameters were updated, so these are one "
+                    "step ahead of the others; load a checkpoint before training goes on",
+                    stacklevel=4,
+                )
+            raise
         for hook in [*getattr(self.optimizer, HOOKS[1], {}).values(), *after]:
             hook(self.optimizer, (), {})
         vars(self.optimizer)["_opt_called"] = True  # learning rate schedulers look for it
@@ -161,8 +179,8 @@ class Updates:
 
     def state_tensors(self, parameter: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors of a parameter's state on its device; before its first update often none."""
-        leaves = pytree.tree_leaves(self.optimizer.state.get(parameter, {}))
-        return select_on_device([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], parameter.device.type)
+        leaves = _state_tensors(self.optimizer.state.get(parameter, {}))
+        return select_on_device(leaves, parameter.device.type)
 
     def state_sizes(self, parameter: torch.Tensor) -> list[int]:
         """Return the bytes of each of `state_tensors`, as they are or will be after the parameter's first update."""
@@ -182,7 +200,7 @@ class Updates:
                 state = self._first_state(parameter, torch.zeros_like(parameter))
         if parameter in self.optimizer.state:
             state = {parameter: self.optimizer.state[parameter]}
-        return [leaf for leaf in pytree.tree_leaves(list(state.values())) if isinstance(leaf, torch.Tensor)]
+        return [leaf for part in state.values() for leaf in _state_tensors(part)]
 
     def _first_state(self, parameter: torch.Tensor, like: torch.Tensor) -> dict[Any, Any]:
         """Return the state after a first update of a stand-in for the parameter."""
@@ -217,6 +235,12 @@ def in_layout_of(parameter: torch.Tensor, gradient: torch.Tensor, *, copied: boo
     if same_layout and not copied:
         return gradient
     return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+
+
+def _state_tensors(state: Any) -> list[torch.Tensor]:
+    """Return the tensors of one parameter's state, in the order of their names: that of a loaded checkpoint may be another."""
+    ordered = {key: state[key] for key in sorted(state, key=str)} if isinstance(state, dict) else state
+    return [leaf for leaf in pytree.tree_leaves(ordered) if isinstance(leaf, torch.Tensor)]
 
 
 def select_on_device(tensors: Sequence[torch.Tensor], device_kind: str) -> list[torch.Tensor]:

@@ -117,6 +117,11 @@ def step_is_replaced(optimizer: torch.optim.Optimizer) -> bool:
     return getattr(inner, "__func__", inner) is not type(optimizer).step
 
 
+def get_replaced_step(optimizer: torch.optim.Optimizer | None) -> object:
+    """Return the function that replaces the object's `step`; None where it is that of the class."""
+    return vars(optimizer)["step"] if optimizer is not None and step_is_replaced(optimizer) else None
+
+
 def get_unhooked_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
     """Return the class's `step` without torch's wrapper, which runs hooks and marks a range for the profiler."""
     step: Any = type(optimizer).step

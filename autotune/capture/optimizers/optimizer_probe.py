@@ -262,6 +262,8 @@ def _copy_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     copier = Copier({}, lambda tensor: tensor.detach().clone())
     attributes = {key: part for key, part in vars(optimizer).items() if key not in (*_MANAGED, "step")}
     images = {key: copier.copy(part) for key, part in attributes.items()}
+    if "_need_device_dtype_check_for_fused" in images:
+        images["_need_device_dtype_check_for_fused"] = False  # torch's fused optimizers clear it in their first step
     groups = [{**copier.copy(_settings(group)), "params": []} for group in optimizer.param_groups]
     return {**images, **{key: {} for key in HOOKS}, "param_groups": groups}
 

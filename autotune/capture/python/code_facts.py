@@ -15,8 +15,9 @@ from torch import nn
 
 from autotune.workloads.factory import format_location
 
-_NAMESPACES = ("argparse",)
-_STATE = ("torch.distributions", "torch.nn.modules", "torch.optim")
+_NAMESPACES = ("argparse", "collections", "configparser", "multiprocessing.sharedctypes")
+"""Modules of Python whose objects hold settings of the user's."""
+_STATE = ("torch.distributions", "torch.nn.modules", "torch.optim", "torch.utils.data.distributed")
 """Parts of torch whose objects have state that steps read."""
 
 
@@ -36,6 +37,18 @@ def is_library(module: str) -> bool:
     return root in ("torch", "numpy", "autotune", "builtins", "__builtin__") or root in sys.stdlib_module_names - {
         "__main__"
     }
+
+
+def is_own(module: str) -> bool:
+    """Return whether a module is the user's own: neither taken as constant nor installed."""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return module in sys.modules and not is_library(module) and not file.startswith(_PACKAGES)
+
+
+@lru_cache(maxsize=16384)
+def imported_modules(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names of the modules that a function imports when it runs."""
+    return tuple(dict.fromkeys(step.argval for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"))
 
 
 _INTERNAL = tuple(

@@ -1,9 +1,11 @@
 """Find the function objects behind the frames of a recorded run, and the names that their code reads."""
 
 import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from autotune.capture.python.code_facts import is_internal
+from autotune.capture.python.code_facts import is_internal, is_own, is_recordable
+from autotune.capture.python.state_places import CONTAINERS, MISSING, Place
 
 
 class Functions:
@@ -66,6 +68,88 @@ class Functions:
             if {"getattr", "hasattr"} & set(code.co_names):
                 optional.update(each for each in code.co_consts if isinstance(each, str) and each.isidentifier())
         return frozenset(names | optional), frozenset(optional)
+
+
+class Unreported:
+    """Objects that report no reads of their attributes: each `SimpleNamespace`, and the user's own classes and modules.
+
+    Their attributes count as read where the step's code names them.
+    """
+
+    def __init__(self) -> None:
+        self._namespaces: list[tuple[types.SimpleNamespace, str, dict[str, Any]]] = []
+        self._scopes: dict[Any, dict[str, Any]] = {}
+
+    def add_namespace(self, space: types.SimpleNamespace, name: str) -> None:
+        """Remember a namespace and its attributes before the step."""
+        self._namespaces.append((space, name, dict(vars(space))))
+
+    def add_scope(self, scope: Any) -> list[tuple[str, Any]]:
+        """Remember a class with its bases, or a module; return the objects in those that are new and the user's own."""
+        objects: list[tuple[str, Any]] = []
+        for each in scope.__mro__ if isinstance(scope, type) else (scope,):
+            module = each.__module__ if isinstance(each, type) else each.__name__
+            if is_own(module) and each not in self._scopes:
+                self._scopes[each] = dict(vars(each))
+                objects += [(key, part) for key, part in self._scopes[each].items() if not _is_member(part)]
+        return objects
+
+    def find_reads(self, names: frozenset[str], optional: frozenset[str]) -> Iterator[tuple[Place, Any, Any]]:
+        """Return the attributes that are read, each with its values before and after the step; `optional` may be missing."""
+        for space, name, before in self._namespaces:
+            after = dict(vars(space))
+            keys = {*before, *after} if names & {"vars", "__dict__"} else names & {*before, *after} | optional
+            for key in sorted(keys):
+                place = Place(space, key, "attribute", f"{name}.{key}", "")
+                yield place, before.get(key, MISSING), after.get(key, MISSING)
+        for scope, before in self._scopes.items():
+            for key in sorted(names & before.keys()):
+                if not _is_member(before[key]):
+                    place = Place(scope, key, "attribute", f"{scope.__name__}.{key}", "")
+                    yield place, before[key], vars(scope).get(key, MISSING)
+
+
+METHODS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
+"""Types of functions that a class has as its members."""
+
+
+def _is_member(part: Any) -> bool:
+    return isinstance(part, (*METHODS, type, types.ModuleType)) or hasattr(part, "__get__")
+
+
+def original_method(kind: type, name: str) -> Callable[..., Any]:
+    """Return a class's method, without recorders of its bases."""
+    members = (vars(base)[name] for base in kind.__mro__ if name in vars(base))
+    method: Callable[..., Any] = next(member for member in members if not hasattr(member, "recorder"))
+    return method
+
+
+def stateful_defaults(function: types.FunctionType) -> list[str]:
+    """Return the attributes of a function whose default values may change: those with containers or objects."""
+    defaults = {
+        "__defaults__": function.__defaults__ or (),
+        "__kwdefaults__": (function.__kwdefaults__ or {}).values(),
+    }
+    return [
+        key
+        for key, parts in defaults.items()
+        if any(isinstance(part, CONTAINERS) or is_recordable(type(part)) for part in parts)
+    ]
+
+
+def wrapped_functions(function: Any) -> list[Any]:
+    """Return the functions that another one wraps: those of its `__wrapped__`, and in the closure of a library's wrapper."""
+    candidates = [getattr(function, "__wrapped__", None)]
+    if isinstance(function, types.FunctionType) and is_internal(function.__code__.co_filename):
+        candidates += [_content(cell) for cell in function.__closure__ or ()]
+    return [each for each in candidates if isinstance(each, (types.FunctionType, types.MethodType))]
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 def free_names(code: types.CodeType) -> list[str]:

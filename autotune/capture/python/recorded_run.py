@@ -8,6 +8,7 @@ runs the step again and records its ops. All ops and all Python in between are t
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -47,7 +48,12 @@ def record_step(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor],
 
     reads, swap = _observe_settled(step, tensors, name)
     words = Words(step.constants)
-    words.find_unread(lambda constants: _observe(step, tensors, constants, name)[1].calls == swap.calls)
+
+    def run(constants: list[Any]) -> list[Any] | None:
+        other = _observe(step, tensors, constants, name)[1]
+        return other.leaves if other.calls == swap.calls else None
+
+    words.find_unread(run)
     parameters = {id(tensor) for tensor in (*step.parameters(), *step.buffers())}
     free, twins = _free_inputs(reads, [tensor for key, tensor in swap.reals.items() if key not in parameters])
     swap.batch.places |= {id(each.example): each.read for each in free}
@@ -70,7 +76,14 @@ def record_step(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor],
         make_guards=lambda: StateGuards(step, reads, words, parameters, branches=swap.batch.branches, twins=twins),
         attached=(),
         recorded=True,
+        passed=tuple((leaf, partial(_read_word, step, *place)) for leaf, place in words.passed.items()),
     )
+
+
+def _read_word(step: StepModule, position: int, index: int | None) -> Any:
+    """Return a word of the present batch."""
+    part = step.constants[position]
+    return part if index is None else part[index]
 
 
 def _observe_settled(step: StepModule, tensors: list[torch.Tensor], name: str) -> "tuple[StateReads, _Swap]":
@@ -117,6 +130,7 @@ def _observe(
     def run() -> None:
         with torch.autograd.set_multithreading_enabled(False):
             result = step(*fakes)
+            swap.leaves = pytree.tree_leaves(result)
             loss = result[0] if isinstance(result, tuple) else result
             if step.loss_fn is not None and isinstance(loss, torch.Tensor) and loss.requires_grad and loss.numel() == 1:
                 leaves = [fake for fake in swap.fakes.values() if fake.requires_grad and fake.is_leaf]
@@ -179,6 +193,8 @@ class _Swap(TorchFunctionMode):
         """Tensors in their places."""
         self.calls: list[str] = []
         """Names of the functions called."""
+        self.leaves: list[Any] = []
+        """Leaves of the step's result."""
         self.recomputes = False
         """A checkpoint runs layers again."""
         self._constants = ConstantValues()

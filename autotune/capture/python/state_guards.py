@@ -67,6 +67,7 @@ class StateGuards:
 
     def hold(self, tensors: list[torch.Tensor], constants: list[Any]) -> bool:
         """Return whether all conditions hold for a step on the batch's parts."""
+        self._step.constants[:] = constants  # a result may pass one on
         if _global_state() != self._global_state or self._changed_constant(constants) is not None:
             return False
         return (

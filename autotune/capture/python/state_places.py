@@ -1,5 +1,6 @@
 """Define the parts of the Python state that a step reads and changes."""
 
+import pickle
 import random
 import types
 from collections import OrderedDict, defaultdict, deque
@@ -139,8 +140,24 @@ def set_generator_state(generator: Any, state: Any) -> None:
         generator.bit_generator.state = state
 
 
+def numpy_state() -> Any:
+    """Return the state of numpy's global generator."""
+    return np.random.get_state()
+
+
+def is_same_state(before: Any, after: Any) -> bool:
+    """Return whether two states of a generator are equal."""
+    return pickle.dumps(before) == pickle.dumps(after)
+
+
 def assign(owner: Any, key: str, value: Any) -> None:
     """Restore an attribute as it was, without the checks of `nn.Module`."""
+    if isinstance(owner, (type, types.ModuleType)):
+        if value is MISSING:
+            delattr(owner, key)
+        else:
+            setattr(owner, key, value)
+        return
     attributes = instance_dict(owner)
     if isinstance(owner, nn.Module):
         for table in ("_parameters", "_buffers", "_modules"):

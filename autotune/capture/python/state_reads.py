@@ -6,12 +6,11 @@ closures by a profile function, from the code of each function that starts. Read
 
 import gc
 import inspect
-import pickle
 import random
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,12 +22,21 @@ from torch import nn
 from autotune.capture.python.code_facts import (
     augmented_reads,
     global_chains,
+    imported_modules,
     is_library,
     is_recordable,
     is_state,
     user_line,
 )
-from autotune.capture.python.functions import Functions, free_names
+from autotune.capture.python.functions import (
+    METHODS,
+    Functions,
+    Unreported,
+    free_names,
+    original_method,
+    stateful_defaults,
+    wrapped_functions,
+)
 from autotune.capture.python.state_places import (
     CONTAINERS,
     MISSING,
@@ -40,6 +48,8 @@ from autotune.capture.python.state_places import (
     generator_state,
     instance_dict,
     is_same,
+    is_same_state,
+    numpy_state,
     plain_content,
     set_generator_state,
 )
@@ -55,12 +65,11 @@ class Recorder:
         self._keep: list[Any] = []  # ids stay unique while the objects live
         self._patched: dict[type, dict[str, Any]] = {}
         self._functions = Functions()
-        self._namespaces: list[tuple[types.SimpleNamespace, str, dict[str, Any]]] = []
+        self._unreported = Unreported()
         self._writes: dict[tuple[int, str], tuple[Place, Any]] = {}
         self._containers: dict[int, tuple[Place, Any, Any]] = {}
         self._augmented: set[tuple[int, str]] = set()
         self._generators: list[tuple[Any, Any, str]] = []
-        self._thread = 0
         self._active = False
         self._draw_line = ""
         self._roots = roots
@@ -68,7 +77,7 @@ class Recorder:
     @contextmanager
     def recording(self) -> Iterator[StateReads]:
         """Record while the block runs; afterwards restore everything that the step changed."""
-        generators = random.getstate(), _numpy_state()
+        generators = random.getstate(), numpy_state()
         frozen = gc.get_freeze_count()
         gc.freeze()  # objects made by the step are those that the collector lists afterwards
         profile = sys.getprofile()
@@ -84,7 +93,7 @@ class Recorder:
                 self._active = False
                 self._unpatch()
                 fresh = set(map(id, gc.get_objects()))
-                self._note_namespaces()
+                self._note_unreported()
                 self._drop(fresh)
                 self._collect_changes()
                 self._note_draws(*generators)
@@ -122,10 +131,12 @@ class Recorder:
         elif isinstance(value, types.MethodType):
             self._meet(value.__func__, name)
             self._meet(value.__self__, name.rpartition(".")[0] or name)
-        elif isinstance(value, types.FunctionType):
-            self._functions.add(value)
+        elif isinstance(value, types.FunctionType) or hasattr(value, "__wrapped__"):
+            self._meet_function(value)
+        elif isinstance(value, (type, types.ModuleType)):
+            self._meet_scope(value)
         elif type(value) is types.SimpleNamespace:
-            self._namespaces.append((value, name, dict(vars(value))))
+            self._unreported.add_namespace(value, name)
             for key, part in vars(value).items():
                 self._meet(part, f"{name}.{key}")
                 self._note_content(Place(value, key, "attribute", f"{name}.{key}", ""), part)
@@ -140,8 +151,9 @@ class Recorder:
         for member in vars(kind).values():
             function = getattr(member, "fget", None) or getattr(member, "__func__", None) or member
             if isinstance(function, types.FunctionType):
-                self._functions.add(function)
-        read, write = _original(kind, "__getattribute__"), _original(kind, "__setattr__")
+                self._meet_function(function)
+        self._meet_scope(kind)
+        read, write = (original_method(kind, name) for name in ("__getattribute__", "__setattr__"))
         recorder = self
 
         def getattribute(self: Any, name: str) -> Any:
@@ -183,7 +195,8 @@ class Recorder:
             if place in self._augmented and not self._is_augmented(sys._getframe(2), key):
                 self._augmented.discard(place)
             return
-        if isinstance(inspect.getattr_static(type(owner), key, None), property):
+        is_shared = type(owner).__module__ == "multiprocessing.sharedctypes"  # C code reads its value
+        if isinstance(inspect.getattr_static(type(owner), key, None), property) and not is_shared:
             self._meet(value, f"{self._name(owner)}.{key}")  # the property's own reads are recorded
             return
         if isinstance(value, METHODS) and key not in instance_dict(owner):
@@ -257,9 +270,17 @@ class Recorder:
         return self._names.get(id(owner)) or f"{type(owner).__name__} object"
 
     def _meet_function(self, value: Any) -> None:
+        """Remember a function, and those that it wraps: the user's function below a library's decorator."""
         function = getattr(value, "__func__", value)
         if isinstance(function, types.FunctionType):
             self._functions.add(function)
+        for inner in wrapped_functions(function):
+            self._meet(inner, inner.__name__)
+
+    def _meet_scope(self, scope: Any) -> None:
+        """Note the attributes of a class or a module of the user's own."""
+        for key, part in self._unreported.add_scope(scope):
+            self._meet(part, f"{scope.__name__}.{key}")
 
     def _is_augmented(self, frame: Any, key: str) -> bool:
         """Return whether a read is that of `x.key += ...`, whose result goes nowhere but into the attribute."""
@@ -278,18 +299,18 @@ class Recorder:
         free = free_names(code)
         functions = self._functions.find(frame) if free or code in self._functions else []
         for function in functions:
-            cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-            for name, cell in cells:
+            for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
                 if name in free:
                     self._record_cell(cell, name, frame)
-            if any(isinstance(part, CONTAINERS) or is_recordable(type(part)) for part in function.__defaults__ or ()):
-                name = f"the defaults of {code.co_name}"
-                place = Place(function, "__defaults__", "attribute", name, user_line(frame))
-                self._record(place, function.__defaults__)
+            for key in stateful_defaults(function):
+                place = Place(function, key, "attribute", f"the defaults of {code.co_name}", user_line(frame))
+                self._record(place, getattr(function, key))
+        for module in filter(sys.modules.__contains__, imported_modules(code)):
+            self._meet_scope(sys.modules[module])
         for name, chain in global_chains(code):
             if name in frame.f_globals:
                 self._record_chain(frame.f_globals, name, chain, frame)
-        for name in code.co_varnames[: code.co_argcount]:
+        for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
             value = frame.f_locals.get(name)
             if isinstance(value, type) and is_recordable(value):
                 self._record_class(value, code.co_names, frame)
@@ -297,10 +318,9 @@ class Recorder:
                 self._patch(type(value))
 
     def _record_cell(self, cell: Any, name: str, frame: Any) -> None:
-        if (id(cell), name) in self.result.reads:
-            return
-        place = Place(cell, name, "cell", name, user_line(frame))
-        self._record(place, place.read())
+        if (id(cell), name) not in self.result.reads:
+            place = Place(cell, name, "cell", name, user_line(frame))
+            self._record(place, place.read())
 
     def _record_chain(self, scope: dict[str, Any], name: str, chain: tuple[str, ...], frame: Any) -> None:
         """Record a global, and the attributes that the code reads of it where it is a module or a class."""
@@ -329,17 +349,15 @@ class Recorder:
             if value is not MISSING and not is_member and (id(kind), key) not in self.result.reads:
                 self._record(Place(kind, key, "attribute", f"{kind.__name__}.{key}", user_line(frame)), value)
 
-    def _note_namespaces(self) -> None:
-        """Record the attributes of each `SimpleNamespace`, which reports no reads: those that the step's code names."""
-        names, optional = self._functions.attribute_names()
-        for space, name, before in self._namespaces:
-            after = dict(vars(space))
-            keys = {*before, *after} if names & {"vars", "__dict__"} else names & {*before, *after} | optional
-            for key in sorted(keys):
-                place, value = Place(space, key, "attribute", f"{name}.{key}", ""), before.get(key, MISSING)
-                self.result.reads[id(space), key] = place, value
-                if not is_same(value, after.get(key, MISSING)):
-                    self._writes[id(space), key] = place, value
+    def _note_unreported(self) -> None:
+        """Record the attributes of objects that report no reads."""
+        for place, before, after in self._unreported.find_reads(*self._functions.attribute_names()):
+            key = id(place.owner), place.key
+            if key in self.result.reads or (id(instance_dict(place.owner)), place.key) in self.result.reads:
+                continue
+            self.result.reads[key] = place, before
+            if not is_same(before, after):
+                self._writes[key] = place, before
 
     def _drop(self, fresh: set[int]) -> None:
         """Drop what concerns objects that the step makes itself."""
@@ -366,10 +384,10 @@ class Recorder:
         where = f" at {self._draw_line}" if self._draw_line else ""
         if random.getstate() != python:
             self.result.draws = f"Python's random{where}"
-        elif not _is_same_state(numpy, _numpy_state()):
+        elif not is_same_state(numpy, numpy_state()):
             self.result.draws = "numpy.random"
         for generator, state, name in self._generators:
-            if not _is_same_state(state, generator_state(generator)):
+            if not is_same_state(state, generator_state(generator)):
                 self.result.draws = self.result.draws or f"{name}{where}"
                 set_generator_state(generator, state)
 
@@ -379,21 +397,3 @@ class Recorder:
         for _, value, before in self._containers.values():
             if not is_same(before, plain_content(value)):
                 fill(value, before)
-
-
-METHODS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
-
-
-def _original(kind: type, name: str) -> Callable[..., Any]:
-    """Return a class's method, without recorders of its bases."""
-    members = (vars(base)[name] for base in kind.__mro__ if name in vars(base))
-    method: Callable[..., Any] = next(member for member in members if not hasattr(member, "recorder"))
-    return method
-
-
-def _numpy_state() -> Any:
-    return np.random.get_state()
-
-
-def _is_same_state(before: Any, after: Any) -> bool:
-    return pickle.dumps(before) == pickle.dumps(after)

@@ -39,3 +39,5 @@ class StepTrace:
     """For each leaf of the result: it has a gradient in eager, before the step detaches it."""
     recorded: bool
     """The step's Python ran once on fake tensors; Dynamo refused to trace it."""
+    passed: tuple[tuple[int, Callable[[], Any]], ...] = ()
+    """Leaves of the result that are unread words of the batch, by position, each with a function that returns the present one."""

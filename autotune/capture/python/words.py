@@ -68,13 +68,15 @@ class Words:
     def __init__(self, constants: list[Any]) -> None:
         self._constants = list(constants)
         self._unread: set[int] = set()
+        self.passed: dict[int, tuple[int, int | None]] = {}
+        """Leaves of the step's result that are unread words: constant of each, and position within it if it is a list."""
 
-    def find_unread(self, run: Callable[[list[Any]], bool]) -> None:
+    def find_unread(self, run: Callable[[list[Any]], list[Any] | None]) -> None:
         """Find the constants whose words a step does not read.
 
-        `run` runs it with other constants, and returns whether it takes its usual way. A run that fails may have failed
-        because C code got an object in place of a word. The words that were read before are then given as they are, in
-        another run. Where none was read before, each constant is tried alone.
+        `run` runs it with other constants, and returns the leaves of its result, or None if it does not take its usual way. A
+        run that fails may have failed because C code got an object in place of a word. The words that were read before are
+        then given as they are, in another run. Where none was read before, each constant is tried alone.
         """
         positions = {position for position, part in enumerate(self._constants) if _words(part)}
         while positions:
@@ -89,14 +91,22 @@ class Words:
             if alone and self._run_without(alone, run) == (True, set()):
                 self._unread = alone
 
-    def _run_without(self, positions: set[int], run: Callable[[list[Any]], bool]) -> tuple[bool, set[int]]:
+    def _run_without(self, positions: set[int], run: Callable[[list[Any]], list[Any] | None]) -> tuple[bool, set[int]]:
         """Run a step without the words at these positions; return whether it takes its usual way, and the positions it read."""
         parts = [_replace(part) if number in positions else part for number, part in enumerate(self._constants)]
         try:
-            is_complete = run(parts)
+            leaves = run(parts)
         except Exception:  # noqa: BLE001 - C code and the user's code raise anything on an object that is no word
-            is_complete = False
-        return is_complete, {position for position in positions if any(map(_is_read, _words(parts[position])))}
+            leaves = None
+        read = {position for position in positions if any(map(_is_read, _words(parts[position])))}
+        places: dict[int, tuple[int, int | None]] = {}
+        for position in positions - read:
+            part = parts[position]
+            words = {id(part): None} if type(part) is _Opaque else {id(word): index for index, word in enumerate(part)}
+            places |= {key: (position, index) for key, index in words.items()}
+        # the last run that takes the usual way is the one that decides
+        self.passed = {leaf: places[id(word)] for leaf, word in enumerate(leaves or ()) if id(word) in places}
+        return leaves is not None, read
 
     def is_unread(self, position: int, part: Any) -> bool:
         """Return whether a part of another batch may differ, because the step reads none of its words."""

@@ -58,7 +58,9 @@ def run(
     if resume and is_complete(asked, night):
         what = f"night {night} is complete: every entry" if only is None else f"night {night}: {only}"
         print_note(f"{what} has a result; start a new night without --resume")
-    job = NightJob(options, path, _open_runner, studies.search, studies.report, only=only)
+    chosen = {"--fleet": fleet, "--on": on, "--only": only}
+    arguments = tuple(part for name, value in chosen.items() if value is not None for part in (name, value))
+    job = NightJob(options, path, _open_runner, studies.search, studies.report, arguments=arguments, only=only)
     if only is None and any(entry.on is not None for entry in options.entries) and len(options.entries) > 1:
         start = _start_entry(path, options, night, fleet, on)
         job = replace(job, devices=_count_devices(options), start_entry=start, on_result=_print_result)
@@ -72,9 +74,7 @@ def run(
             out.write(format_text(results))
         print_note(f"results  {options.directory}/nights/{night}/")
     if results.interrupted:
-        raise StudyInterruptedError(
-            f"interrupted; continue with: autotune nightly {path} --resume", results.interrupted
-        )
+        raise StudyInterruptedError(f"interrupted; continue with: {results.resume_command}", results.interrupted)
     if (error := worst_error(results)) is not None:
         raise error
 

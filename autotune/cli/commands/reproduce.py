@@ -42,8 +42,9 @@ def run(names: Sequence[str], *, every: bool, listed: bool, root: Path | None, j
     for name in names:
         if name not in folders:
             raise ConfigError(f"{root / name} contains no {RESULT}: no experiment of claims{nearest(name, folders)}")
-    before = {name: read(folder) for name, folder in folders.items()}
-    results, failures = (before, []) if listed else _run_all({name: folders[name] for name in (names or folders)})
+    chosen = {name: folders[name] for name in (names or folders)}
+    before, damaged = _read_all(chosen)
+    results, failures = (before, list(damaged.values())) if listed else _run_all(chosen, before)
     with answer_stream() as out:
         if json:
             document = {
@@ -54,7 +55,9 @@ def run(names: Sequence[str], *, every: bool, listed: bool, root: Path | None, j
         else:
             out.write("\n".join(_align([HEAD, *claim_rows(results)])))
             out.write("\n\nSources\n" + "\n".join(source_lines(results)) + f"\n\n{count_verdicts(results)}\n")
-    lost = [f"{name}: {text}" for name, claims in results.items() for text in _lost_claims(before[name], claims)]
+    lost = [
+        f"{name}: {text}" for name, claims in results.items() for text in _lost_claims(before.get(name, ()), claims)
+    ]
     if lost:
         failures.append(f"reproduced before and not any more: {'; '.join(lost)}")
     if failures:
@@ -74,13 +77,28 @@ def _find_root(folder: Path | None) -> Path:
     return root.resolve()
 
 
-def _run_all(folders: Mapping[str, Path]) -> tuple[dict[str, tuple[Claim, ...]], list[str]]:
+def _read_all(folders: Mapping[str, Path]) -> tuple[dict[str, tuple[Claim, ...]], dict[str, str]]:
+    """Return the claims on record, and the reason for each result file that is damaged."""
+    claims, damaged = {}, {}
+    for name, folder in folders.items():
+        try:
+            claims[name] = read(folder)
+        except ConfigError as error:
+            damaged[name] = str(error)
+    return claims, damaged
+
+
+def _run_all(
+    folders: Mapping[str, Path], before: Mapping[str, Sequence[Claim]]
+) -> tuple[dict[str, tuple[Claim, ...]], list[str]]:
     """Return the claims of all experiments that succeeded, and the failures of the others.
 
-    Simulated parts run first, one on each core; then each measured part runs alone.
+    Simulated parts run first, one on each core; then each measured part runs alone. So does an experiment whose result
+    file is damaged and names no parts. `before` are the claims on record.
     """
-    kinds = {name: {claim.kind for claim in read(folder)} for name, folder in folders.items()}
-    measured = {name for name in folders if MEASURED in kinds[name]}
+    kinds = {name: {claim.kind for claim in before.get(name, ())} for name in folders}
+    whole = {name for name in folders if kinds[name] <= {MEASURED}}
+    measured = {name for name in folders if MEASURED in kinds[name]} | whole
     failures: dict[str, str] = {}
 
     def run_part(name: str, *arguments: str) -> None:
@@ -94,7 +112,7 @@ def _run_all(folders: Mapping[str, Path]) -> tuple[dict[str, tuple[Claim, ...]],
         futures = [
             pool.submit(run_part, name, *(("--parts", "simulated") if name in measured else ()))
             for name in folders
-            if kinds[name] != {MEASURED}
+            if name not in whole
         ]
         try:
             for future in futures:
@@ -104,15 +122,9 @@ def _run_all(folders: Mapping[str, Path]) -> tuple[dict[str, tuple[Claim, ...]],
             raise
     for name in folders:
         if name in measured and name not in failures:
-            run_part(name, *(("--parts", MEASURED) if kinds[name] != {MEASURED} else ()))
-    claims = {}
-    for name, folder in folders.items():
-        try:
-            if name not in failures:
-                claims[name] = read(folder)
-        except ConfigError as error:
-            failures[name] = str(error)
-    return claims, list(failures.values())
+            run_part(name, *(() if name in whole else ("--parts", MEASURED)))
+    claims, damaged = _read_all({name: folder for name, folder in folders.items() if name not in failures})
+    return claims, list((failures | damaged).values())
 
 
 def _run_experiment(folder: Path, *arguments: str) -> None:

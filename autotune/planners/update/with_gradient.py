@@ -22,7 +22,7 @@ class WithGradient:
 
     Two kinds of updates keep their positions. The first are updates of gradients below `min_gradient_bytes`, or of none
     (BatchNorm statistics). The second are updates that would be the step's peak, such as an optimizer's temporaries
-    for a large weight beside all activations. The plan is unchanged if no round lowers its peak.
+    for a large weight beside all activations. The plan is unchanged if every round raises its peak.
     """
 
     knobs: ClassVar[Mapping[str, Knob]] = {"min_gradient_bytes": Int(1, 1 << 26, log=True)}

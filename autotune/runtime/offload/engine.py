@@ -212,8 +212,15 @@ class OffloadEngine:
         value.nbytes = [part.untyped_storage().nbytes() for part in value.tensors]
         value.pending = []
         # appended one by one: if the store refuses the next tensor, `abort` must wait for the writes before it
-        for index, part in enumerate(value.tensors):
-            value.pending.append(self.store.put(self._slot(key, index), part))
+        try:
+            for index, part in enumerate(value.tensors):
+                value.pending.append(self.store.put(self._slot(key, index), part))
+        except StoreError as error:
+            if tensor is not None:
+                raise
+            value.stays = True  # the state of a loaded checkpoint may have other tensors than the slots were made for
+            self._report(str(error))
+            return
         self.transfer_bytes += sum(value.nbytes)
 
     def finish_write(self, key: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from autotune.capture.program import Call, Program
 from autotune.capture.python.guards import GuardFailure, Guards, other_branch
@@ -129,6 +130,8 @@ def describe_change(first: Program, other: Program) -> ProgramChange | str:
         for op, (call, changed) in enumerate(zip(first.calls, other.calls, strict=True))
         if (call.args, call.kwargs, call.outputs) != (changed.args, changed.kwargs, changed.outputs)
     }
+    if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(list(calls.values()))):
+        return "the gradients of parameters are other parts of values for this shape"
     constants = {value: tensor for value, tensor in other.tensors.items() if tensor is not first.tensors.get(value)}
     if any(isinstance(tensor, torch.nn.Parameter) for tensor in constants.values()):
         return "the step trains other parameters for this shape"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autotune.errors import PlanError
 from autotune.ir.plan import Plan
 from autotune.planners.candidates import find_smallest
-from autotune.planners.space import Space, space_for_device
+from autotune.planners.space import Space, space_without_stores
 from autotune.predict.plan_layout import add_layout
 from autotune.predict.simulate import peak_bytes
 from autotune.records.config import Config
@@ -133,7 +133,7 @@ def estimate_from_steps(
     floor_bytes = measure_floor(argument) if budget.is_of_process else None
     eager_bytes = steps.eager_bytes(argument.size)
     budget_bytes = budget.step_bytes(floor_bytes=floor_bytes or 0, baseline_step_bytes=eager_bytes)
-    space = space_for_device(config.planners.model_dump(), config.device, {})
+    space = space_without_stores(config.planners.model_dump(), config.device)
     plans = SmallestPlans(steps, space)
     largest = search_largest(steps, plans, compute_target_bytes(budget_bytes, []), argument.size, began)
     eager_largest = find_largest_size(steps.eager_bytes, budget_bytes, start=argument.size, cap=MAX_SIZE)

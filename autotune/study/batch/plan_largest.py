@@ -40,16 +40,16 @@ def plan_largest(
     while size >= 1:
         arguments = {**config.arguments, estimate.argument: size}
         sized = config.model_copy(update={"arguments": arguments, "objective": "time"})
-        try:
-            surveyed = survey(sized)
-        except (CaptureError, ConfigError):
-            if not refused:
-                raise
-            break  # some models refuse a batch of one sample
         budget = config.budget if config.parsed_budget.share is None else format_step_budget(estimate.budget_bytes)
         try:
+            try:
+                surveyed = survey(sized)
+            except (CaptureError, ConfigError):
+                if not refused:
+                    raise
+                break  # some models refuse a batch of one sample
             return make_plan_file(sized.model_copy(update={"budget": budget}), surveyed), surveyed
-        except InfeasibleError:
+        except InfeasibleError:  # of the plan, or of a survey for which this machine lacks memory
             refused.append(size)
             size = int(STEP_DOWN * size) if len(refused) < NEAR_SIZES else size // 2
     tried = f"{estimate.argument}={refused[-1]} is too large with its kernels' workspaces" if refused else "by estimate"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from autotune.planners.space import space_for_device
+from autotune.planners.space import space_without_stores
 from autotune.records.config import Config
 from autotune.study.batch.candidates import (
     find_largest_measured,
@@ -154,26 +154,28 @@ class SizeRace:
         """Measure plans, then plain eager, at sizes around the largest that fits by estimate; return the plans' largest."""
         estimate, start = self.search.estimate, self.search.start
         assert estimate is not None
-        plans = SmallestPlans(self.steps, space_for_device(self.config.planners.model_dump(), self.config.device, {}))
+        plans = SmallestPlans(self.steps, space_without_stores(self.config.planners.model_dump(), self.config.device))
         plans.make(max(estimate.largest, 1))
         budget_bytes = self.search.budget_bytes
         measured = self.search.find(start)
         low = start.batch if measured is not None and measured.plan is not None and measured.plan.fits else 0
-        # a small step's overhead is no evidence for a large one, unless it is higher than assumed
-        expected_bytes = min(compute_target_bytes(budget_bytes, overheads) for overheads in ([], self.search.overheads))
+        # a small step's overhead is no evidence for a large one, unless it is higher than assumed; those of larger sizes
+        # would begin a resumed search with another size
+        at_start = [] if measured is None else replace(self.search, measured=(measured,)).overheads
+        expected_bytes = min(compute_target_bytes(budget_bytes, overheads) for overheads in ([], at_start))
         first, high = (
             find_largest_size(plans.peak_at, nbytes, start=max(estimate.largest, 1), cap=MAX_SIZE)
             for nbytes in (plans.usable_bytes(expected_bytes), budget_bytes)
         )
 
-        largest, refused = find_largest_measured(
-            lambda batch: self.measure_plan(replace(start, batch=batch)),
-            plans.peak_at,
-            budget_bytes,
-            low=low,
-            high=max(high, low) + 1,
-            first=first,
-        )
+        largest, refused = self.find_largest_plan(plans, low, max(high, low) + 1, first)
+        # stores and compiled regions are not part of the estimate, so sizes beyond it may fit
+        is_rough = bool(self.config.stores or self.config.kernels)
+        while is_rough and largest and refused - largest <= largest_gap(largest) and not self.was_refused(refused):
+            if (beyond := min(2 * largest, MAX_SIZE)) <= refused:
+                break
+            largest, refused = self.find_largest_plan(plans, largest, beyond + 1, beyond)
+        largest, refused = self.bound_by_records(refused)
         if refused - largest > largest_gap(largest):
             between, name = f"between {largest} and {refused}", self.search.argument
             self.unfinished = (
@@ -184,6 +186,33 @@ class SizeRace:
             )
         self.find_eager_largest()
         return replace(start, batch=largest) if largest else None
+
+    def find_largest_plan(self, plans: SmallestPlans, low: int, high: int, first: int) -> tuple[int, int]:
+        """Measure plans at sizes above `low` and below `high`; return the largest that fits, and the smallest that does not."""
+        return find_largest_measured(
+            lambda batch: self.measure_plan(replace(self.search.start, batch=batch)),
+            plans.peak_at,
+            self.search.budget_bytes,
+            low=low,
+            high=high,
+            first=first,
+        )
+
+    def bound_by_records(self, high: int) -> tuple[int, int]:
+        """Return the largest size that was measured to fit, 0 for none, and the smallest above it that does not.
+
+        `high` is assumed not to fit, unless a size from it on did: an earlier session may have measured other sizes.
+        """
+        measured = [entry for entry in self.search.measured if entry.size.accumulate == self.search.start.accumulate]
+        sides = [(entry.size.batch, entry.plan) for entry in measured if entry.plan is not None]
+        low = max((batch for batch, side in sides if side.fits), default=0)
+        refused = [batch for batch, side in sides if batch > low and not side.fits]
+        return low, min([max(high, low + 1), *refused])
+
+    def was_refused(self, batch: int) -> bool:
+        """Return True if a plan of this size was measured and does not fit."""
+        measured = self.search.find(replace(self.search.start, batch=batch))
+        return measured is not None and measured.plan is not None and not measured.plan.fits
 
     def find_eager_largest(self) -> int:
         """Measure plain eager at sizes around the largest at which it is expected to fit; return that size, 0 for none."""
@@ -215,7 +244,7 @@ class SizeRace:
         assert estimate is not None
         micro_batches = self.allows_micro_batches
         sizes = list_sizes(start, estimate.largest, estimate.eager_largest, micro_batches=micro_batches)
-        space = space_for_device(self.config.planners.model_dump(), self.config.device, {})
+        space = space_without_stores(self.config.planners.model_dump(), self.config.device)
         target_bytes = compute_target_bytes(self.search.budget_bytes, [])
         self.notify(f"making a plan for each of {len(sizes)} sizes, to rank them by estimate")
         predicted = predict_rates(sizes, self.steps_of, target_bytes, space, self.has_time)

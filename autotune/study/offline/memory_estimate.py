@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.planners.candidates import find_smallest
-from autotune.planners.space import space_for_device
+from autotune.planners.space import space_without_stores
 from autotune.predict.simulate import simulate
 from autotune.records.config import Config
 
@@ -40,7 +40,7 @@ def estimate_memory(config: Config) -> MemoryEstimate:
 
     program = load_and_capture(config.workload, config.arguments, config.loop)
     graph, costs = program.graph, model_costs(program)
-    lowest = find_smallest(graph, costs, space_for_device(config.planners.model_dump(), "cpu", {})).estimate
+    lowest = find_smallest(graph, costs, space_without_stores(config.planners.model_dump(), "cpu")).estimate
     return MemoryEstimate(
         workload=str(config.ref),
         ops=len(graph.ops),

@@ -19,6 +19,7 @@ from autotune.study.offline.forecast import (
 )
 from autotune.study.outcome import explain_too_small, prove_infeasible
 from autotune.study.verdicts.ranking import Rules, compute_target_bytes
+from autotune.workloads.loop import Loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ def forecast_study(config: Config, surveyed: WorkloadSurvey) -> StudyForecast:
         budget_bytes=budget,
         target_bytes=target,
         points=tuple(forecast_point(candidate, traced, past, noise) for candidate in candidates),
-        search=forecast_search(config, traced.seconds, past),
+        # a measured step is a whole update
+        search=forecast_search(config, traced.seconds * Loop.parse(surveyed.loop).accumulate, past),
         noise=None if profile is None else profile.noise,
         error=error,
     )

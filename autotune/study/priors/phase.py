@@ -12,6 +12,7 @@ from autotune.study.priors.discrepancy import Calibration
 from autotune.study.priors.observations import observe_earlier, read_priors, write_priors
 from autotune.study.priors.simulated import simulate_settings
 from autotune.study.seeds import Seeds
+from autotune.study.verdicts.ranking import NEW_RUNS
 
 if TYPE_CHECKING:
     from autotune.study.trial_store import TrialStore
@@ -54,7 +55,8 @@ def attach_priors(
     priors = read_priors(store.run_dir)
     if config.priors and priors.simulated is None:
         progress(PhaseStarted(StudyPhase.PRIORS))
-        remaining = MOST_SIMULATED if config.trials is None else config.trials - len(store.trials)
+        searched = sum(trial.kind not in NEW_RUNS for trial in store.trials)
+        remaining = MOST_SIMULATED if config.trials is None else config.trials - searched
         simulated = simulate_settings(
             planning,
             store.space,

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from autotune.records.json_codec import to_json
+from autotune.records.json_codec import to_json, without_infinities
 from autotune.records.measurement import Outcome
 from autotune.records.trial import Trial, TrialKind
-from autotune.study.verdicts.plan_runs import count_rounds, group_runs, pool_ratios
+from autotune.study.verdicts.plan_runs import count_rounds, group_runs, pool_ratios, pool_seconds
 from autotune.study.verdicts.ranking import (
     NOTABLE_SHARE,
     Rules,
@@ -21,7 +21,6 @@ from autotune.study.verdicts.ranking import (
 from autotune.study.verdicts.statistics import (
     Interval,
     RatioInterval,
-    block_means,
     compare_ratios,
     median_interval,
 )
@@ -68,6 +67,8 @@ class ConfirmedPlan:
     """Time over the best plan's; None for the best plan, and where too few steps ran."""
     best_number: int | None = None
     """Trial number of the best plan."""
+    block_seconds: tuple[float, ...] = ()
+    """Seconds of a step, one per block."""
     is_fallback: bool = False
     """True if the plan is the safe fallback."""
 
@@ -79,7 +80,7 @@ class ConfirmedPlan:
     @property
     def seconds(self) -> Interval | None:
         """Seconds of one step; None where too few steps ran."""
-        return pooled_seconds(self.trial)
+        return median_interval(self.block_seconds) if len(self.block_seconds) > 1 else None
 
     @property
     def label(self) -> str:
@@ -97,12 +98,6 @@ def pooled_ratio(trial: Trial, ratios: Sequence[float]) -> Interval | None:
     result = trial.measurement
     is_ratio = result is not None and result.time_ratio is not None and len(ratios) > 1
     return median_interval(ratios) if is_ratio else None
-
-
-def pooled_seconds(trial: Trial) -> Interval | None:
-    """Return a plan's seconds of one step with their interval; None where too few steps ran."""
-    steps = block_means(trial.measurement.step_seconds) if trial.measurement is not None else []
-    return median_interval(steps) if len(steps) > 1 else None
 
 
 def select_next(trials: Sequence[Trial], rules: Rules) -> Trial | None:
@@ -208,7 +203,9 @@ def compare_confirmed(trials: Sequence[Trial], rules: Rules) -> list[ConfirmedPl
     fitting = [trial for trial in select_fitting(trials, rules) if trial.plan in runs]
     alive = {trial.plan for trial in fitting}
     failed = [
-        ConfirmedPlan(select_failed_run(repeats), ConfirmationStatus.FAILED, len(repeats), ())
+        ConfirmedPlan(
+            select_failed_run(repeats), ConfirmationStatus.FAILED, len(repeats), (), block_seconds=pool_seconds(repeats)
+        )
         for plan, repeats in runs.items()
         if plan not in alive
     ]
@@ -221,18 +218,19 @@ def compare_confirmed(trials: Sequence[Trial], rules: Rules) -> list[ConfirmedPl
     for trial in sorted(fitting, key=lambda trial: (trial.plan != best.plan, time_cost(trial, rules))):
         assert trial.plan is not None
         ratios, best_ratios, rounds = samples[trial.plan], samples[best.plan], len(runs[trial.plan])
+        seconds = pool_seconds(runs[trial.plan])
         if trial.plan == best.plan:
-            compared.append(ConfirmedPlan(trial, ConfirmationStatus.BEST, rounds, ratios))
+            compared.append(ConfirmedPlan(trial, ConfirmationStatus.BEST, rounds, ratios, block_seconds=seconds))
         else:
             versus = compare_ratios(ratios, best_ratios) if min(len(ratios), len(best_ratios)) > 1 else None
             status = _classify(versus)
-            compared.append(ConfirmedPlan(trial, status, rounds, ratios, versus, best.number, trial is safe))
+            compared.append(ConfirmedPlan(trial, status, rounds, ratios, versus, best.number, seconds, trial is safe))
     return compared + failed
 
 
 def to_table(confirmed: Sequence[ConfirmedPlan]) -> list[dict[str, Any]]:
     """Return the plans as JSON rows: base units in the names, intervals as middle, low and high, None for unknown."""
-    return [
+    rows = [
         {
             "trial": plan.trial.number,
             "verdict": plan.label,
@@ -245,6 +243,7 @@ def to_table(confirmed: Sequence[ConfirmedPlan]) -> list[dict[str, Any]]:
         }
         for plan in confirmed
     ]
+    return [without_infinities(row) for row in rows]  # too few blocks have no interval
 
 
 def _classify(versus: RatioInterval | None) -> ConfirmationStatus:

@@ -9,10 +9,10 @@ from enum import StrEnum
 
 from autotune.ir.plan import Plan
 from autotune.records.trial import Trial, TrialKind
-from autotune.study.verdicts.confirm import MAX_ROUNDS, MIN_ROUNDS, pooled_ratio, pooled_seconds, select_failed_run
-from autotune.study.verdicts.plan_runs import count_rounds, group_runs, pool_ratios
+from autotune.study.verdicts.confirm import MAX_ROUNDS, MIN_ROUNDS, pooled_ratio, select_failed_run
+from autotune.study.verdicts.plan_runs import count_rounds, group_runs, pool_ratios, pool_seconds
 from autotune.study.verdicts.ranking import NOTABLE_SHARE, Rules, ratio_noise, select_fitting
-from autotune.study.verdicts.statistics import Interval, RatioInterval, compare_ratios
+from autotune.study.verdicts.statistics import Interval, RatioInterval, compare_ratios, median_interval
 
 FRONT_PLANS = 12
 """Maximum number of plans that are re-measured for the front at one time."""
@@ -52,6 +52,8 @@ class FrontPoint:
     """Number of the plan that dominates this one or may be as fast; None for a point of the front."""
     versus_rival: RatioInterval | None = None
     """Time over the rival's."""
+    block_seconds: tuple[float, ...] = ()
+    """Seconds of a step, one per block."""
 
     @property
     def charged_bytes(self) -> int:
@@ -66,7 +68,7 @@ class FrontPoint:
     @property
     def seconds(self) -> Interval | None:
         """Seconds of one step, with their interval; None where too few steps ran."""
-        return pooled_seconds(self.trial)
+        return median_interval(self.block_seconds) if len(self.block_seconds) > 1 else None
 
     @property
     def label(self) -> str:
@@ -92,14 +94,16 @@ def assess_front(trials: Sequence[Trial], rules: Rules) -> list[FrontPoint]:
 def select_front_run(trials: Sequence[Trial], rules: Rules) -> Trial | None:
     """Return the plan to re-measure next for the front, the one with the fewest runs first; None once all are conclusive.
 
-    Each contender runs `MIN_ROUNDS` times. Then uncertain plans and their rivals run again, up to `MAX_ROUNDS` times.
+    Each contender runs `MIN_ROUNDS` times. Then points that ran less often, and uncertain plans with their rivals, run again, up
+    to `MAX_ROUNDS` times.
     """
     contenders = select_front_contenders(trials, rules)
     rounds = count_rounds(trials)
     waiting = [trial for trial in contenders if rounds[trial.plan] < MIN_ROUNDS]
     if not waiting:
         points = assess_front(trials, rules)
-        unclear = {point.number for point in points if point.status is FrontStatus.UNCERTAIN}
+        once = {point.number for point in points if point.status is FrontStatus.FRONT and point.rounds < MIN_ROUNDS}
+        unclear = once | {point.number for point in points if point.status is FrontStatus.UNCERTAIN}
         unclear |= {point.rival for point in points if point.number in unclear and point.rival is not None}
         waiting = [point.trial for point in points if point.number in unclear and rounds[point.trial.plan] < MAX_ROUNDS]
     return min(waiting, key=lambda trial: rounds[trial.plan], default=None)
@@ -182,6 +186,8 @@ class _Sample:
     rounds: int
     nbytes: int
     blocks: tuple[float, ...]
+    seconds: tuple[float, ...]
+    """Seconds of a step, one per block."""
     cost: float
     """Median of the blocks."""
 
@@ -193,11 +199,14 @@ def _pool_samples(trials: Sequence[Trial], rules: Rules) -> list[_Sample]:
     for trial in select_fitting(trials, rules):
         assert trial.plan is not None
         same = runs[trial.plan]
-        blocks = pool_ratios([run for run in same if run.kind == TrialKind.CONFIRM] or same)
+        counted = [run for run in same if run.kind == TrialKind.CONFIRM] or same
+        blocks = pool_ratios(counted)
         if blocks and trial.step_bytes is not None:
             nbytes = trial.step_charged_bytes or trial.step_bytes
             cost = statistics.median(blocks)
-            samples.append(_Sample(same[0].number, trial, rounds[trial.plan], nbytes, blocks, cost))
+            samples.append(
+                _Sample(same[0].number, trial, rounds[trial.plan], nbytes, blocks, pool_seconds(counted), cost)
+            )
     return samples
 
 
@@ -207,7 +216,9 @@ def _by_bytes(sample: _Sample) -> tuple[int, float, int]:
 
 def _assess(sample: _Sample, samples: Sequence[_Sample]) -> FrontPoint:
     """Compare one re-measured plan with all plans of no more bytes."""
-    point = FrontPoint(sample.number, sample.trial, FrontStatus.FRONT, sample.rounds, sample.blocks)
+    point = FrontPoint(
+        sample.number, sample.trial, FrontStatus.FRONT, sample.rounds, sample.blocks, block_seconds=sample.seconds
+    )
     smaller = [other for other in samples if _by_bytes(other) < _by_bytes(sample)]
     for other in sorted(smaller, key=lambda other: other.cost):
         versus = _compare(sample.blocks, other.blocks)

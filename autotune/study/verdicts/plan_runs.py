@@ -7,7 +7,7 @@ from itertools import chain
 from autotune.ir.plan import Plan
 from autotune.records.measurement import Outcome
 from autotune.records.trial import Trial, TrialKind
-from autotune.study.verdicts.statistics import block_ratios
+from autotune.study.verdicts.statistics import block_means, block_ratios
 
 
 def group_runs(trials: Iterable[Trial]) -> dict[Plan, list[Trial]]:
@@ -40,6 +40,11 @@ def was_killed(trial: Trial) -> bool:
 def count_rounds(trials: Iterable[Trial]) -> Counter[Plan | None]:
     """Return the number of times that each plan was re-measured in new processes."""
     return Counter(trial.plan for trial in trials if trial.kind == TrialKind.CONFIRM and trial.was_run)
+
+
+def pool_seconds(runs: Iterable[Trial]) -> tuple[float, ...]:
+    """Return the seconds of a step in each block of all runs; blocks do not span runs."""
+    return tuple(chain.from_iterable(block_means(run.measurement.step_seconds) for run in runs if run.measurement))
 
 
 def pool_ratios(runs: Iterable[Trial]) -> tuple[float, ...]:

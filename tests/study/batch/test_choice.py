@@ -4,6 +4,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import AutotuneError, ConfigError, InfeasibleError, PlanError, StoreError
-from autotune.ir.costs import Costs
+from autotune.ir.costs import Costs, StoreCost
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.planners.auto import best_plan
@@ -39,6 +40,7 @@ from autotune.study.batch.records import (
     write_batch_search,
 )
 from autotune.study.batch.sized_steps import capture_sizes
+from autotune.study.captures import CaptureRunner
 from autotune.testing.fake_runner import FLOOR_BYTES, FakeRunner
 from autotune.workloads.loop import Loop
 from tests.study.remembered import remembered
@@ -213,6 +215,55 @@ def test_measured_sizes_are_recorded_as_they_end_and_not_measured_again(tmp_path
     assert choose(tmp_path, third).arguments == expected.arguments
     assert not third.planned
     assert not third.eager
+
+
+def test_a_resumed_search_that_may_measure_nothing_more_keeps_the_largest_size_that_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A small step has a large overhead: with it among others, a resumed search began with a size that nobody measured."""
+
+    class Small(FakeWorkload):
+        @contextmanager
+        def open(self, config: Config) -> Iterator[CaptureRunner]:
+            self.overhead = 1.0 if config.arguments["batch"] == OWN else 0.02
+            with FakeWorkload.open(self, config) as runner:
+                yield runner
+
+    for batch in (600, 800, 1000):
+        budget = f"step:{lowest_peak(batch) // 1024}KiB"
+        workload = Small()
+        whole = choose(tmp_path / f"whole {batch}", workload, budget=budget)
+        with monkeypatch.context() as patch:
+            patch.setattr("autotune.study.batch.race.MAX_MEASURED", len(set(workload.planned)))
+            with monkeypatch.context() as interrupted:
+                interrupted.setattr(SizeRace, "find_eager_largest", interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    choose(tmp_path / f"resumed {batch}", Small(), budget=budget)
+            resumed = choose(tmp_path / f"resumed {batch}", Small(), budget=budget)
+        assert resumed.arguments == whole.arguments
+
+
+def interrupt(race: SizeRace) -> int:
+    raise KeyboardInterrupt
+
+
+def test_sizes_that_fit_only_with_a_store_are_measured_although_the_estimate_has_no_store(tmp_path: Path):
+    class WithStore(FakeWorkload):
+        def costs_of(self, batch: int, accumulate: int = 1) -> Costs:
+            store = StoreCost(5e9, 5e9, 3e9, 3e9)
+            return replace(FakeWorkload.costs_of(self, batch, accumulate), stores={"ssd": store})
+
+    kept = {"recompute": ["keep"], "reorder": ["keep"], "order": ["traced"]}
+    stores = {"ssd": "/tmp"}
+    without = choose(tmp_path / "without", FakeWorkload(), planners=kept)
+    chosen = choose(tmp_path / "with", WithStore(), planners={**kept, "offload": ["window"]}, stores=stores)
+    size, estimated = chosen.arguments["batch"], recorded(tmp_path / "with").estimate
+    assert estimated is not None
+    assert isinstance(size, int)
+    assert size > 1.2 * estimated.largest
+    assert estimated.largest >= int(str(without.arguments["batch"]))
+    refused = [one.size.batch for one in recorded(tmp_path / "with").measured if one.plan and not one.plan.fits]
+    assert size < min(refused) <= size + max(1, int(0.02 * size)) or len(recorded(tmp_path / "with").measured) >= 8
 
 
 def test_a_search_goes_on_with_more_devices_and_one_of_an_earlier_version_with_its_budget(tmp_path: Path):

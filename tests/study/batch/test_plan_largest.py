@@ -52,6 +52,16 @@ def test_workspaces_lower_the_size_until_a_plan_fits():
     assert sizes[-1] < 40
 
 
+def test_a_size_whose_survey_lacks_memory_is_too_large_and_a_smaller_one_is_planned():
+    def survey(config: Config) -> WorkloadSurvey:
+        if int(str(config.arguments["batch"])) > 30:
+            raise InfeasibleError("does not even fit this machine's memory one operator at a time")
+        return survey_of(0, [])(config)
+
+    file, _ = plan_largest(CONFIG, ESTIMATE, survey)
+    assert 0 < int(str(file.workload.arguments["batch"])) <= 30
+
+
 def test_workspaces_that_leave_a_small_part_of_the_estimate_are_no_infeasible_budget():
     sizes: list[int] = []
     file, _ = plan_largest(CONFIG, ESTIMATE, survey_of(traced_bytes(40) - traced_bytes(6), sizes))

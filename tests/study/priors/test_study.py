@@ -54,6 +54,16 @@ def test_settings_are_simulated_once_before_the_search_as_many_as_the_trials_lef
     assert all(one.score.imputed for one in simulated)
 
 
+def test_re_measured_plans_take_no_simulated_settings_from_a_run_that_goes_on(tmp_path: Path):
+    run(tmp_path, priors=False, trials=14, lasting=True, planners=WIDE)
+    trials = load_trials(tmp_path / "run" / "trials.jsonl")
+    confirmed = sum(trial.kind == "confirm" for trial in trials)
+    assert confirmed >= 2
+    more = len(trials) - confirmed + 2
+    run(tmp_path, priors=True, trials=more, lasting=True, planners=WIDE)
+    assert read_priors(tmp_path / "run").simulated
+
+
 def test_no_simulated_setting_is_a_trial_on_disk_in_optuna_or_in_the_result(tuned):
     directory, result, _ = tuned
     trials = load_trials(directory / "run" / "trials.jsonl")

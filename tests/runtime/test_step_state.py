@@ -1,0 +1,207 @@
+"""State around a step that a training loop changes between steps, or that a failed step leaves behind."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from autotune.capture.optimizers.optimizer_probe import probe
+from autotune.capture.tracer import capture
+from autotune.errors import CaptureError
+from autotune.ir.costs import Costs, StoreCost
+from autotune.ir.graph import Role
+from autotune.ir.plan import Plan
+from autotune.planners import make_plan
+from autotune.runtime.train_step import TrainStep
+from autotune.workloads.workload import Workload
+from tests.support.eager import eager_step
+from tests.support.small import make
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(32, 3 * 32)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        query, key, value = self.proj(inputs).view(2, 16, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(query, key, value)
+
+
+def attention() -> Workload:
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        return model(batch).square().mean()
+
+    workload = make(Attention, loss_fn=loss_fn)
+    workload.batch = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(0))
+    return workload
+
+
+@pytest.mark.filterwarnings("ignore:the step with other backends")
+def test_another_backend_of_attention_counts_from_the_next_step():
+    workload, twin = attention(), attention()
+    with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch) as step:
+        assert any("flash" in op.target for op in step.graph.ops)
+        for number in range(4):
+            with sdpa_kernel(SDPBackend.MATH if number % 2 else SDPBackend.FLASH_ATTENTION):
+                assert torch.equal(step(workload.batch), eager_step(twin)[0])
+            for mine, theirs in zip(workload.model.parameters(), twin.model.parameters(), strict=True):
+                assert torch.equal(mine, theirs)
+        last = step._selector.last.program.graph
+        assert not any("flash" in op.target for op in last.ops)
+
+
+def mse(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return (model(batch[0]) - batch[1]).square().mean()
+
+
+def rows(count: int) -> tuple[Tensor, Tensor]:
+    drawn = torch.Generator().manual_seed(count)
+    return torch.randn(count, 4, generator=drawn), torch.randn(count, 1, generator=drawn)
+
+
+def head_only() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    return model, torch.optim.SGD(model[2].parameters(), lr=0.0)
+
+
+def test_a_step_in_eager_leaves_no_gradient_on_what_the_optimizer_does_not_train():
+    model, optimizer = head_only()
+    norms: list[float] = []
+
+    def clip() -> None:
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9).item())
+
+    with pytest.warns(UserWarning, match=r"0\.weight, 0\.bias.*before_update sees no gradient of them"):
+        step = TrainStep(model, mse, optimizer, rows(8), before_update=clip, other_shapes="eager")
+    kept = torch.ones_like(model[0].weight)
+    model[0].weight.grad = kept  # of another loss: it stays
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model[0].weight.grad = None
+        step(rows(8))
+        model[0].weight.grad = kept
+        step(rows(5))
+        assert model[0].weight.grad is kept
+        assert torch.equal(kept, torch.ones_like(kept))
+        assert model[0].bias.grad is None
+        model[0].weight.grad = None
+        step(rows(8))
+    step.close()
+    assert norms[0] == norms[2]
+
+
+@pytest.mark.filterwarnings("ignore:.*to train")
+def test_a_tensor_from_outside_that_joins_the_optimizer_later_is_refused_as_at_the_start():
+    model, scale = nn.Linear(4, 1), nn.Parameter(torch.zeros(()))
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        return mse(model, batch) * torch.exp(-scale) + scale
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with TrainStep(model, loss_fn, optimizer, rows(8)) as step:
+        step(rows(8))
+        optimizer.add_param_group({"params": [scale]})
+        with pytest.raises(CaptureError, match="reads and that is no parameter of the model"):
+            step(rows(8))
+
+
+@pytest.mark.filterwarnings("ignore:.*another optimizer.step")
+def test_a_step_method_that_is_replaced_or_restored_between_steps_counts():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner, calls = optimizer.step, []
+
+    def replaced(*arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        return inner(*arguments, **named)
+
+    with TrainStep(model, mse, optimizer, rows(8)) as step:
+        step(rows(8))
+        optimizer.step = replaced  # type: ignore[method-assign]
+        step(rows(8))
+        assert len(calls) == 1
+        del optimizer.step
+        before = model.weight.detach().clone()
+        step(rows(8))
+        assert len(calls) == 1
+        assert not torch.equal(before, model.weight)
+
+
+def test_a_step_that_fails_between_two_updates_says_how_many_are_done():
+    model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).square().mean()
+
+    batch = torch.randn(4, 8)
+    graph = capture(Workload(model, loss_fn, optimizer, batch)).graph
+    early = make_plan(graph, {"update": {"planner": "with_gradient"}}, 0, Costs.unit(graph))
+    seen: list[str] = []
+
+    def interrupt(name: str, gradient: Tensor) -> None:
+        seen.append(name)
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+
+    with TrainStep(model, loss_fn, optimizer, batch, early) as step:
+        step(batch)
+        step.on_gradient = interrupt
+        with (
+            pytest.warns(UserWarning, match="failed after 3 of 8 parameters were updated"),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            step(batch)
+        step.on_gradient = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            step(batch)
+
+
+def test_a_checkpoint_with_its_state_in_another_order_or_with_more_of_it_trains_on(tmp_path: Path):
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).square().mean()
+
+    def build() -> Workload:
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)])
+        return Workload(model, loss_fn, torch.optim.Adam(model.parameters()), torch.randn(4, 64))
+
+    workload, twin = build(), build()
+    model, optimizer, batch = workload.model, workload.optimizer, workload.batch
+    assert optimizer is not None
+    assert twin.optimizer is not None
+    graph = capture(workload).graph
+    unit = Costs.unit(graph)
+    costs = Costs(unit.seconds, unit.scratch_bytes, {"ssd": StoreCost(1e9, 1e9, 5e8, 5e8)})
+    knobs = {"planner": "window", "window": 1, "store": "ssd", "share": 1.0, "what": "all"}
+    plan = make_plan(graph, {"offload": knobs}, 0, costs)
+    assert any(graph.values[each.value].role is Role.STATE for each in plan.offload)
+    with TrainStep(model, loss_fn, optimizer, batch, plan, stores={"ssd": tmp_path}) as step:
+        for number in range(6):
+            if number == 2:
+                for each in (optimizer, twin.optimizer):
+                    document = each.state_dict()
+                    document["state"] = {key: dict(sorted(state.items())) for key, state in document["state"].items()}
+                    each.load_state_dict(document)
+            assert torch.equal(step(batch), eager_step(twin)[0])
+    for mine, theirs in zip(model.parameters(), twin.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad])
+def test_a_fused_optimizer_has_the_same_graph_before_and_after_its_first_step(kind: Any):
+    model = nn.Linear(4, 1)
+    optimizer = kind(model.parameters(), lr=0.1, fused=True)
+    assert not probe(optimizer).joint_reason
+    plan = Plan.traced(capture(Workload(model, mse, optimizer, rows(8))).graph)
+    for _ in range(2):
+        with TrainStep(model, mse, optimizer, rows(8), plan) as step:
+            step(rows(8))
