@@ -1,5 +1,6 @@
 """Find the function objects behind the frames of a recorded run, and the names that their code reads."""
 
+import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -109,6 +110,8 @@ class Unreported:
                     yield place, before[key], vars(scope).get(key, MISSING)
 
 
+FUNCTIONS = (types.FunctionType, functools._lru_cache_wrapper)
+"""Types of functions whose code, or that of the function that they wrap, is Python's."""
 METHODS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
 """Types of functions that a class has as its members."""
 

@@ -29,6 +29,7 @@ from autotune.capture.python.code_facts import (
     user_line,
 )
 from autotune.capture.python.functions import (
+    FUNCTIONS,
     METHODS,
     Functions,
     Unreported,
@@ -131,7 +132,7 @@ class Recorder:
         elif isinstance(value, types.MethodType):
             self._meet(value.__func__, name)
             self._meet(value.__self__, name.rpartition(".")[0] or name)
-        elif isinstance(value, types.FunctionType) or hasattr(value, "__wrapped__"):
+        elif isinstance(value, FUNCTIONS):
             self._meet_function(value)
         elif isinstance(value, (type, types.ModuleType)):
             self._meet_scope(value)
