@@ -57,6 +57,10 @@ class StoreError(AutotuneError):
     exit_code = 2
 
 
+class SlotError(StoreError):
+    """Raised when a store has no slot for a tensor, or a smaller one. Exit code 2."""
+
+
 class CaptureError(AutotuneError):
     """Raised when a model's training step cannot be captured as one graph. Exit code 2."""
 

@@ -134,5 +134,6 @@ def _read_attention() -> tuple[Any, ...]:
         backends.mem_efficient_sdp_enabled(),
         backends.math_sdp_enabled(),
         backends.cudnn_sdp_enabled(),
+        backends.fp16_bf16_reduction_math_sdp_allowed(),
         *torch._C._get_sdp_priority_order(),
     )

@@ -182,12 +182,13 @@ def write_text(path: Path, text: str) -> None:
     A link keeps its place: the file that it names gets the text. Raises OSError where the file cannot be written; the old
     text is then still there.
     """
+    # replacing a device such as /dev/null would take it from everybody; /dev/stdout may lead to an open file
+    if path.exists() and (not path.is_file() or path.parts[:2] == ("/", "dev")):
+        with named_errors(path), path.open("a", encoding="utf-8") as file:
+            file.write(text)
+        return
     if path.is_symlink():
         path = path.resolve()
-    if path.exists() and not path.is_file():  # a device such as /dev/null: replacing it would take it from everybody
-        with named_errors(path):
-            path.write_text(text, encoding="utf-8")
-        return
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
         with named_errors(path):

@@ -48,7 +48,11 @@ def relocate_artifacts(runs: Path) -> None:
     if not RunsDir(runs).mlflow_store.exists():
         return
     root = (runs.resolve() / "mlruns").as_uri()
-    moved = "name LIKE 'autotune.%' AND artifact_location LIKE 'file:%/mlruns' AND artifact_location <> :root"
+    # names that end with a digest are experiments of other directories, which log here
+    moved = (
+        "name LIKE 'autotune.%' AND artifact_location LIKE 'file:%/mlruns' AND artifact_location <> :root "
+        f"AND name NOT GLOB '*.{8 * '[0-9a-f]'}'"
+    )
     try:
         with closing(sqlite3.connect(RunsDir(runs).mlflow_store, timeout=10)) as store, store:
             store.execute(

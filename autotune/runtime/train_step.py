@@ -78,8 +78,8 @@ class TrainStep:
             input of the step if possible. "background" does this for a new shape in another process, with a copy of the
             model. Steps run in plain eager until the plan is there. A change of a value is captured in this process, and so
             is every shape of a plan on compiled regions. "eager" runs the step in plain eager. "error" raises PlanError, which names
-            the value and the line that reads it. A value that needs another capture twice within ten steps is refused; a number of the batch may
-            need eight.
+            the value and the line that reads it. A value that needs another capture twice within ten steps is refused; a number or a word of the
+            batch may need eight.
         buckets: Sizes to pad batches to, each captured and planned before the first step; the plan belongs to the largest. The
             model and the loss function then get padded batches. None pads nothing.
         adapt: Let a plan that offloads change its window between steps, within its budget, as transfers stall the step.

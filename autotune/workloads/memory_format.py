@@ -50,17 +50,16 @@ def keep_in_format(model: torch.nn.Module, memory_format: str) -> None:
 
 
 def convert_state(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
-    """Convert an optimizer's state in place, for the models of `keep_in_format`; torch calls it before each optimizer step."""
+    """Let an optimizer's state lie as its parameters do, for the models of `keep_in_format`; torch calls it before each step."""
     del arguments
-    for model, memory_format in list(_CONVERTED.items()):
+    for model in list(_CONVERTED):
         for parameter in model.parameters():
             if parameter.ndim == 4 and parameter in optimizer.state:
-                state = _state_tensors(optimizer, parameter)
-                wanted = MEMORY_FORMATS[memory_format]
-                _convert_in_place(
-                    (part for part in state if part.ndim == 4 and not part.is_contiguous(memory_format=wanted)),
-                    memory_format,
-                )
+                for part in _state_tensors(optimizer, parameter):
+                    # the loop may have given the parameter another layout since
+                    if part.shape == parameter.shape and part.stride() != parameter.stride():
+                        image = torch.empty_like(parameter, dtype=part.dtype, device=part.device, requires_grad=False)
+                        part.data = image.copy_(part)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import inspect
 from collections import OrderedDict, namedtuple
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -92,22 +91,14 @@ def test_a_number_that_is_also_used_is_compared():
         assert len(list(step._selector.cache)) == 2
 
 
-@dataclass
-class Output:
-    loss: Tensor
-    name: str
-
-
 @pytest.mark.filterwarnings("ignore:.*changed")
-def test_a_word_in_a_structure_that_is_not_known_is_compared():
-    torch.utils._pytree.register_dataclass(Output)
-
+def test_a_word_of_a_list_and_one_that_is_also_read_are_those_of_the_batch():
     def loss_fn(model: nn.Module, batch: Any) -> Any:
-        loss = labelled_loss(model, batch[:2])
-        return loss, Output(loss, batch[2]), batch[2]
+        inspect.currentframe()
+        return labelled_loss(model, batch[:2]), batch[2][1], batch[3], batch[3].upper()
 
     workload = make(mlp, loss_fn=loss_fn)
-    with TrainStep(workload.model, loss_fn, workload.optimizer, (*workload.batch, "first")) as step:
-        for name in ("first", "second"):
-            result = step((*workload.batch, name))
-            assert (result[1].name, result[2]) == (name, name)
+    with TrainStep(workload.model, loss_fn, workload.optimizer, (*workload.batch, ["a", "b"], "c")) as step:
+        for names, word in ((["a", "b"], "c"), (["d", "e"], "c"), (["f", "g"], "h")):
+            assert step((*workload.batch, names, word))[1:] == (names[1], word, word.upper())
+        assert len(list(step._selector.cache)) == 2

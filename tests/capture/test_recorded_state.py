@@ -7,7 +7,7 @@ from collections import UserDict
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from autotune.capture.tracer import capture
 from autotune.errors import CaptureError
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.workload import Workload
+from tests.capture import twins
 from tests.support.eager import eager_step
 from tests.support.small import batch_of, labelled_loss, make, mlp
 
@@ -144,6 +145,68 @@ def an_attribute_of_a_base_class() -> tuple[Workload, Change]:
     return make(mlp, loss_fn=weighted(lambda: CFG.inner.weight)), lambda: setattr(Base.inner, "weight", 3.0)
 
 
+def an_override_in_a_subclass() -> tuple[Workload, Change]:
+    class Base:
+        weight = 1.0
+
+    class CFG(Base):
+        pass
+
+    return make(mlp, loss_fn=weighted(lambda: CFG.weight)), lambda: setattr(CFG, "weight", 3.0)
+
+
+def a_class_within_a_class() -> tuple[Workload, Change]:
+    class CFG:
+        class Model:
+            weight = 1.0
+
+    return make(mlp, loss_fn=weighted(lambda: CFG.Model.weight)), lambda: setattr(CFG.Model, "weight", 3.0)
+
+
+class DotDict(dict[str, Any]):
+    __getattr__ = dict.__getitem__
+
+
+def a_dictionary_that_answers_for_attributes() -> tuple[Workload, Change]:
+    class CFG:
+        inner = DotDict(weight=1.0)
+
+    return make(mlp, loss_fn=weighted(lambda: CFG.inner.weight)), lambda: CFG.inner.update(weight=3.0)
+
+
+def an_attribute_of_a_class_that_may_be_missing() -> tuple[Workload, Change]:
+    class CFG:
+        pass
+
+    return make(mlp, loss_fn=weighted(lambda: getattr(CFG, "weight", 1.0))), lambda: setattr(CFG, "weight", 3.0)
+
+
+class Imported:
+    weight = 1.0
+
+
+def a_class_that_a_function_imports() -> tuple[Workload, Change]:
+    Imported.weight = 1.0
+
+    def weight() -> float:
+        from tests.capture.test_recorded_state import Imported
+
+        return Imported.weight
+
+    return make(mlp, loss_fn=weighted(weight)), lambda: setattr(Imported, "weight", 3.0)
+
+
+def a_module_that_a_function_imports_relatively() -> tuple[Workload, Change]:
+    twins.BETA = 1.0  # type: ignore[attr-defined]
+
+    def weight() -> float:
+        from . import twins
+
+        return twins.BETA  # type: ignore[attr-defined,no-any-return]
+
+    return make(mlp, loss_fn=weighted(weight)), lambda: setattr(twins, "BETA", 3.0)
+
+
 def the_class_of_an_object() -> tuple[Workload, Change]:
     class Scale:
         weight = 1.0
@@ -194,6 +257,8 @@ PLACES = (
     arguments_of_a_partial, a_namespace, an_absent_attribute_of_a_namespace, a_learning_rate, a_schedule,
     an_attribute_of_a_function, the_second_closure_of_one_function, one_of_two_names_of_a_tensor, an_object_of_the_batch,
     a_closure_behind_a_decorator, a_class_in_a_closure, an_attribute_of_a_base_class, the_class_of_an_object,
+    an_override_in_a_subclass, a_class_within_a_class, a_dictionary_that_answers_for_attributes,
+    an_attribute_of_a_class_that_may_be_missing, a_class_that_a_function_imports, a_module_that_a_function_imports_relatively,
     a_module_that_a_function_imports, a_keyword_only_default, a_user_dict, a_value_that_processes_share,
 )  # fmt: skip
 
@@ -210,6 +275,69 @@ def test_a_change_counts_from_the_next_step(place: Callable[[], tuple[Workload, 
                 change_twin()
             assert torch.equal(step(workload.batch), eager_step(twin)[0])
         assert len(list(step._selector.cache)) == 2
+
+
+def test_a_container_of_a_class_that_the_step_changes_is_refused_and_left_as_it_was():
+    class CFG:
+        stats: ClassVar[dict[str, int]] = {"n": 1}
+
+    def read() -> int:
+        CFG.stats["n"] += 1
+        return CFG.stats["n"]
+
+    workload = make(mlp, loss_fn=weighted(read))
+    with pytest.raises(CaptureError, match=r"CFG\.stats.* changed in the step"):
+        capture(workload)
+    assert CFG.stats == {"n": 1}
+
+
+def test_a_number_of_a_class_that_the_step_changes_is_refused_and_left_as_it_was():
+    class Base:
+        count = 1
+
+    class CFG(Base):
+        pass
+
+    def read() -> int:
+        Base.count += 1
+        return CFG.count
+
+    workload = make(mlp, loss_fn=weighted(read))
+    with pytest.raises(CaptureError, match=r"Base\.count is changed in the step"):
+        capture(workload)
+    assert (Base.count, vars(CFG).get("count")) == (1, None)
+
+
+def test_attributes_of_an_imported_module_that_the_function_does_not_read_may_change(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(twins, "BETA", 1.0, raising=False)
+    monkeypatch.setattr(twins, "weight", 0, raising=False)
+
+    def scale() -> float:
+        return Settings().weight
+
+    def read() -> float:
+        from . import twins
+
+        return twins.BETA * scale()  # type: ignore[attr-defined,no-any-return]
+
+    workload = make(mlp, loss_fn=weighted(read))
+    with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, other_shapes="error") as step:
+        for number in range(3):
+            monkeypatch.setattr(twins, "weight", number)
+            step(workload.batch)
+
+
+def test_an_import_that_fails_or_is_blocked_is_no_fault_of_the_capture(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "blocked_by_this_test", None)
+
+    def read() -> float:
+        try:
+            import blocked_by_this_test  # noqa: F401
+        except ImportError:
+            return 2.0
+        return 1.0
+
+    capture(make(mlp, loss_fn=weighted(read)))
 
 
 def test_attributes_of_a_namespace_that_the_step_does_not_read_may_change():

@@ -387,6 +387,41 @@ def test_a_batch_without_the_padded_fields_or_with_fields_of_two_sizes_is_refuse
         Buckets(SIZES).measure({"input_ids": torch.ones(2, 3), "labels": torch.ones(2, 4)})
 
 
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        nn.init.ones_(self.layer.weight)
+        nn.init.ones_(self.layer.bias)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(inputs.unsqueeze(-1)).squeeze(-1)
+
+
+def test_padding_that_gives_a_gradient_where_eager_has_none_is_told_and_left_out():
+    def loss_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.relu(model(batch["x"])).sum()
+
+    model, batch = Shifted(), {"x": torch.full((2, 5), -9.0)}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="a batch padded from .* to 8 is another step"):
+        step = TrainStep(model, loss_fn, optimizer, batch, buckets=Buckets([8], pad={"x": 0.0}))
+    with step, pytest.warns(UserWarning, match="the plan is for a batch of 2x8"):
+        assert step(batch).item() == 0.0
+    assert model.layer.bias.item() == 1.0
+
+
+def test_a_model_without_a_gradient_is_padded_by_its_results_alone():
+    model = nn.Embedding(10, 3).requires_grad_(False).eval()
+
+    def loss_fn(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return F.cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten(), ignore_index=-100)
+
+    batch = {"x": torch.randint(10, (2, 12)), "y": torch.randint(3, (2, 12))}
+    with TrainStep(model, loss_fn, None, batch, buckets=Buckets([8, 16], pad={"x": 0, "y": -100})) as step:
+        torch.testing.assert_close(step(batch), loss_fn(model, batch))
+
+
 def test_inference_has_no_buckets():
     with pytest.raises(ConfigError, match="buckets need a loss function"):
         TrainStep(nn.Linear(2, 2), None, None, torch.ones(1, 2), buckets=Buckets([2]))

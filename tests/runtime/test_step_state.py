@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from autotune.capture.optimizers.optimizer_probe import probe
 from autotune.capture.tracer import capture
-from autotune.errors import CaptureError
+from autotune.errors import CaptureError, PlanError
 from autotune.ir.costs import Costs, StoreCost
 from autotune.ir.graph import Role
 from autotune.ir.plan import Plan
@@ -54,6 +54,16 @@ def test_another_backend_of_attention_counts_from_the_next_step():
                 assert torch.equal(mine, theirs)
         last = step._selector.last.program.graph
         assert not any("flash" in op.target for op in last.ops)
+
+
+@pytest.mark.filterwarnings("ignore:the step with other backends")
+def test_another_backend_of_attention_is_not_left_to_a_process_that_has_its_own():
+    workload, twin = attention(), attention()
+    arguments = workload.model, workload.loss_fn, workload.optimizer, workload.batch
+    with TrainStep(*arguments, other_shapes="background") as step, sdpa_kernel(SDPBackend.MATH):
+        assert torch.equal(step(workload.batch), eager_step(twin)[0])
+        assert not step.is_eager
+        assert not any("flash" in op.target for op in step._selector.last.program.graph.ops)
 
 
 def mse(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -186,6 +196,11 @@ def test_a_checkpoint_with_its_state_in_another_order_or_with_more_of_it_trains_
     assert any(graph.values[each.value].role is Role.STATE for each in plan.offload)
     with TrainStep(model, loss_fn, optimizer, batch, plan, stores={"ssd": tmp_path}) as step:
         for number in range(6):
+            if number == 4:  # with one more tensor for each parameter
+                for each in (optimizer, twin.optimizer):
+                    each.param_groups[0]["amsgrad"] = True
+                    for state in each.state.values():
+                        state["max_exp_avg_sq"] = state["exp_avg_sq"].clone()
             if number == 2:
                 for each in (optimizer, twin.optimizer):
                     document = each.state_dict()
@@ -194,6 +209,44 @@ def test_a_checkpoint_with_its_state_in_another_order_or_with_more_of_it_trains_
             assert torch.equal(step(batch), eager_step(twin)[0])
     for mine, theirs in zip(model.parameters(), twin.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_optimizer_state_that_lies_in_one_block_is_not_offloaded(tmp_path: Path):
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).square().mean()
+
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)])
+    optimizer, batch = torch.optim.Adam(model.parameters()), torch.randn(4, 64)
+    loss_fn(model, batch).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    parameters = list(model.parameters())
+    flat = torch.cat([optimizer.state[parameter]["exp_avg"].flatten() for parameter in parameters])
+    for parameter, part in zip(parameters, flat.split([parameter.numel() for parameter in parameters]), strict=True):
+        optimizer.state[parameter]["exp_avg"] = part.view_as(parameter)
+    graph = capture(Workload(model, loss_fn, optimizer, batch)).graph
+    unit = Costs.unit(graph)
+    costs = Costs(unit.seconds, unit.scratch_bytes, {"ssd": StoreCost(1e9, 1e9, 5e8, 5e8)})
+    knobs = {"planner": "window", "window": 1, "store": "ssd", "share": 1.0, "what": "all"}
+    plan = make_plan(graph, {"offload": knobs}, 0, costs)
+    with pytest.raises(PlanError, match="shares its memory with other tensors, so it cannot be offloaded; clone each"):
+        TrainStep(model, loss_fn, optimizer, batch, plan, stores={"ssd": tmp_path})
+
+
+def test_an_expanded_buffer_is_restored_by_verify():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 1)
+            self.register_buffer("scale", torch.ones(1).expand(1, 4))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.inner(inputs * self.scale)
+
+    model = Scaled()
+    with TrainStep(model, mse, torch.optim.SGD(model.parameters(), lr=0.1), rows(8), verify=True) as step:
+        step(rows(8))
+        assert step.verified
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad])

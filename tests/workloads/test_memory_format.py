@@ -1,5 +1,6 @@
 """A step in channels_last is eager's in channels_last, and the user's objects stay the user's."""
 
+import copy
 import warnings
 from dataclasses import replace
 from functools import cache
@@ -21,7 +22,13 @@ from autotune.records import plan_file as planfile
 from autotune.records.plan_file import PlanFile
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.factory import load_workload
-from autotune.workloads.memory_format import available_formats, convert_batch, convert_model, in_format
+from autotune.workloads.memory_format import (
+    available_formats,
+    convert_batch,
+    convert_model,
+    in_format,
+    keep_in_format,
+)
 from autotune.workloads.reference import WorkloadRef
 from autotune.workloads.workload import Workload
 from tests.support.eager import assert_equals_eager, eager_step, tensors, worst_difference
@@ -78,6 +85,22 @@ def test_converting_is_what_model_to_does_and_back_is_what_there_was():
     convert_model(workload.model, workload.optimizer, "")
     assert {name: tensor.stride() for name, tensor in tensors(workload).items()} == strides
     assert {name: id(parameter) for name, parameter in workload.model.named_parameters()} == ids
+
+
+def test_state_lies_as_its_parameter_does_also_once_that_goes_back():
+    torch.manual_seed(0)
+    model = torch.nn.Conv2d(3, 8, 3)
+    twin, inputs = copy.deepcopy(model), torch.randn(2, 3, 8, 8)
+    convert_model(model, None, "channels_last")
+    keep_in_format(model, "channels_last")
+    model.to(memory_format=torch.contiguous_format)
+    nets = [(each, torch.optim.AdamW(each.parameters(), lr=0.1, fused=True)) for each in (model, twin)]
+    for _ in range(3):
+        for net, optimizer in nets:
+            net(inputs).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert torch.equal(model.weight, twin.weight)
 
 
 def test_a_format_for_a_capture_leaves_the_tensors_in_their_memory():

@@ -1,6 +1,8 @@
 """Read facts about Python code: the globals that it reads, and whether it is the user's, a library's, or torch's."""
 
+import contextlib
 import dis
+import importlib.util
 import os
 import sys
 import sysconfig
@@ -42,13 +44,25 @@ def is_library(module: str) -> bool:
 def is_own(module: str) -> bool:
     """Return whether a module is the user's own: neither taken as constant nor installed."""
     file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return module in sys.modules and not is_library(module) and not file.startswith(_PACKAGES)
+    return module in sys.modules and not is_library(module) and not is_installed(file)
 
 
 @lru_cache(maxsize=16384)
-def imported_modules(code: types.CodeType) -> tuple[str, ...]:
-    """Return the names of the modules that a function imports when it runs."""
-    return tuple(dict.fromkeys(step.argval for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"))
+def imported_modules(code: types.CodeType, package: str) -> tuple[str, ...]:
+    """Return the full names of the modules that a function imports when it runs; `package` is that of its own module."""
+    steps, names = list(dis.get_instructions(code)), []
+    for position, step in enumerate(steps):
+        if step.opname == "IMPORT_NAME":
+            level = steps[position - 2].argval  # `from .. import name` has two
+            with contextlib.suppress(ImportError, ValueError):
+                dots = "." * level if isinstance(level, int) else ""
+                names.append(importlib.util.resolve_name(dots + step.argval, package))
+    return tuple(dict.fromkeys(names))
+
+
+def is_installed(filename: str) -> bool:
+    """Return whether a file belongs to an installed package."""
+    return filename.startswith(_PACKAGES)
 
 
 _INTERNAL = tuple(

@@ -1,11 +1,12 @@
 """Find the function objects behind the frames of a recorded run, and the names that their code reads."""
 
 import functools
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from autotune.capture.python.code_facts import is_internal, is_own, is_recordable
+from autotune.capture.python.code_facts import imported_modules, is_installed, is_internal, is_own, is_recordable
 from autotune.capture.python.state_places import CONTAINERS, MISSING, Place
 
 
@@ -55,15 +56,15 @@ class Functions:
         """
         return [function for function in self._known.get(frame.f_code, []) if _has_cells(function, frame)]
 
-    def attribute_names(self) -> tuple[frozenset[str], frozenset[str]]:
+    def attribute_names(self, *, own: bool = False) -> tuple[frozenset[str], frozenset[str]]:
         """Return two sets: all names in the run's code that may be attributes, and those that an object may lack.
 
         The second set is part of the first. It has the strings in code that names `getattr` or `hasattr`. Code of torch, numpy,
-        Python and autotune is left out.
+        Python and autotune is left out; with `own` that of installed packages, too.
         """
         names, optional = set[str](), set[str]()
         for code in self._codes:
-            if is_internal(code.co_filename):
+            if is_internal(code.co_filename) or (own and is_installed(code.co_filename)):
                 continue
             names.update(code.co_names)
             if {"getattr", "hasattr"} & set(code.co_names):
@@ -74,40 +75,87 @@ class Functions:
 class Unreported:
     """Objects that report no reads of their attributes: each `SimpleNamespace`, and the user's own classes and modules.
 
-    Their attributes count as read where the step's code names them.
+    Their attributes count as read where the step's code names them: those of an imported module, where the code of the function
+    does that imports it.
     """
 
     def __init__(self) -> None:
         self._namespaces: list[tuple[types.SimpleNamespace, str, dict[str, Any]]] = []
-        self._scopes: dict[Any, dict[str, Any]] = {}
+        self._scopes: dict[int, tuple[Any, dict[str, Any]]] = {}
+        """Classes and modules, each with its attributes before the step."""
+        self._named: dict[int, set[str]] = {}
+        """Names by which functions read the modules that they import."""
+        self._late: list[tuple[str, tuple[str, ...]]] = []
+        """Modules that the step imports first, with the names in the function's code."""
 
     def add_namespace(self, space: types.SimpleNamespace, name: str) -> None:
         """Remember a namespace and its attributes before the step."""
         self._namespaces.append((space, name, dict(vars(space))))
 
-    def add_scope(self, scope: Any) -> list[tuple[str, Any]]:
-        """Remember a class with its bases, or a module; return the objects in those that are new and the user's own."""
-        objects: list[tuple[str, Any]] = []
-        for each in scope.__mro__ if isinstance(scope, type) else (scope,):
-            module = each.__module__ if isinstance(each, type) else each.__name__
-            if is_own(module) and each not in self._scopes:
-                self._scopes[each] = dict(vars(each))
-                objects += [(key, part) for key, part in self._scopes[each].items() if not _is_member(part)]
-        return objects
+    def add_imports(self, code: types.CodeType, scope: dict[str, Any]) -> list[tuple[Any, str, Any]]:
+        """Remember the modules that a function imports; return the parts of them that it names, each with its owner."""
+        parts: list[tuple[Any, str, Any]] = []
+        for module in imported_modules(code, str(scope.get("__package__") or "")):
+            if isinstance(sys.modules.get(module), types.ModuleType):
+                parts += self.add_scope(sys.modules[module], code.co_names)
+            elif module not in sys.modules:
+                self._late.append((module, code.co_names))
+        return parts
 
-    def find_reads(self, names: frozenset[str], optional: frozenset[str]) -> Iterator[tuple[Place, Any, Any]]:
-        """Return the attributes that are read, each with its values before and after the step; `optional` may be missing."""
+    def add_scope(self, scope: Any, names: tuple[str, ...] | None = None) -> list[tuple[Any, str, Any]]:
+        """Remember a class or a module of the user's own, and the classes in it; return its other parts the first time.
+
+        `names` are those that are read of an imported module; by default any name in the step's code may be.
+        """
+        if not is_own(scope.__module__ if isinstance(scope, type) else scope.__name__):
+            return []
+        is_new = id(scope) not in self._scopes
+        _, attributes = self._scopes.setdefault(id(scope), (scope, dict(vars(scope))))
+        if names is None:
+            keys = set(attributes) if is_new else set()
+        else:
+            keys = set(names) & attributes.keys() - self._named.get(id(scope), set())
+            self._named.setdefault(id(scope), set()).update(keys)
+        parts: list[tuple[Any, str, Any]] = []
+        for key in sorted(keys):
+            part = attributes[key]
+            if isinstance(part, type):
+                parts += self.add_scope(part)
+            elif isinstance(part, types.ModuleType):
+                parts += [] if names is None else self.add_scope(part, names)
+            elif not _is_member(part):
+                parts.append((scope, key, part))
+        for base in scope.__mro__[1:] if isinstance(scope, type) else ():
+            parts += self.add_scope(base)
+        return parts
+
+    def find_reads(self, functions: Functions) -> Iterator[tuple[Place, Any, Any]]:
+        """Return the attributes that are read, each with its values before and after the step."""
+        names, optional = functions.attribute_names()
         for space, name, before in self._namespaces:
             after = dict(vars(space))
             keys = {*before, *after} if names & {"vars", "__dict__"} else names & {*before, *after} | optional
             for key in sorted(keys):
                 place = Place(space, key, "attribute", f"{name}.{key}", "")
                 yield place, before.get(key, MISSING), after.get(key, MISSING)
-        for scope, before in self._scopes.items():
-            for key in sorted(names & before.keys()):
-                if not _is_member(before[key]):
+        for module, read in self._late:
+            if isinstance(sys.modules.get(module), types.ModuleType):
+                self.add_scope(sys.modules[module], read)
+        names, optional = functions.attribute_names(own=True)
+        for scope, before in list(self._scopes.values()):
+            inherited = {key: part for base in _own_bases(scope) for key, part in vars(base).items()}
+            known = self._named.get(id(scope), names & {*before, *inherited} | optional)
+            for key in sorted(known):
+                value = before.get(key, inherited.get(key, MISSING))
+                if not _is_member(value):
                     place = Place(scope, key, "attribute", f"{scope.__name__}.{key}", "")
-                    yield place, before[key], vars(scope).get(key, MISSING)
+                    yield place, value, vars(scope).get(key, MISSING) if key in before else value
+
+
+def _own_bases(scope: Any) -> list[type]:
+    """Return the user's own bases of a class, the nearest last; none of a module."""
+    bases = reversed(scope.__mro__[1:]) if isinstance(scope, type) else ()
+    return [base for base in bases if is_own(base.__module__)]
 
 
 FUNCTIONS = (types.FunctionType, functools._lru_cache_wrapper)
@@ -117,7 +165,7 @@ METHODS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type
 
 
 def _is_member(part: Any) -> bool:
-    return isinstance(part, (*METHODS, type, types.ModuleType)) or hasattr(part, "__get__")
+    return isinstance(part, (*METHODS, type, types.ModuleType)) or hasattr(type(part), "__get__")
 
 
 def original_method(kind: type, name: str) -> Callable[..., Any]:

@@ -233,10 +233,10 @@ class _Swap(TorchFunctionMode):
             named = {**dict(zip(_NORM_ARGUMENTS, args, strict=False)), **kwargs}
             trains = named.get("training", named.get("use_input_stats", func is nn.functional.instance_norm))
             return bool(trains) and named.get("running_mean") is not None
-        if not writes(self.calls[-1], kwargs):
+        if not writes(self.calls[-1], kwargs, func, args):
             return False
         ours = {id(fake) for fake in self.fakes.values()}
-        return any(id(tensor) in ours for tensor in written(self.calls[-1], args, kwargs))
+        return any(id(tensor) in ours for tensor in written(self.calls[-1], args, kwargs, func))
 
     def _swap(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) in self.fakes:

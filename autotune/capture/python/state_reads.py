@@ -22,7 +22,6 @@ from torch import nn
 from autotune.capture.python.code_facts import (
     augmented_reads,
     global_chains,
-    imported_modules,
     is_library,
     is_recordable,
     is_state,
@@ -135,7 +134,7 @@ class Recorder:
         elif isinstance(value, FUNCTIONS):
             self._meet_function(value)
         elif isinstance(value, (type, types.ModuleType)):
-            self._meet_scope(value)
+            self._meet_parts(self._unreported.add_scope(value))
         elif type(value) is types.SimpleNamespace:
             self._unreported.add_namespace(value, name)
             for key, part in vars(value).items():
@@ -153,7 +152,7 @@ class Recorder:
             function = getattr(member, "fget", None) or getattr(member, "__func__", None) or member
             if isinstance(function, types.FunctionType):
                 self._meet_function(function)
-        self._meet_scope(kind)
+        self._meet_parts(self._unreported.add_scope(kind))
         read, write = (original_method(kind, name) for name in ("__getattribute__", "__setattr__"))
         recorder = self
 
@@ -278,10 +277,12 @@ class Recorder:
         for inner in wrapped_functions(function):
             self._meet(inner, inner.__name__)
 
-    def _meet_scope(self, scope: Any) -> None:
-        """Note the attributes of a class or a module of the user's own."""
-        for key, part in self._unreported.add_scope(scope):
-            self._meet(part, f"{scope.__name__}.{key}")
+    def _meet_parts(self, parts: list[tuple[Any, str, Any]]) -> None:
+        """Meet parts of classes and modules, and note the content of their containers."""
+        for owner, key, part in parts:
+            name = f"{owner.__name__}.{key}"
+            self._meet(part, name)
+            self._note_content(Place(owner, key, "attribute", name, ""), part)
 
     def _is_augmented(self, frame: Any, key: str) -> bool:
         """Return whether a read is that of `x.key += ...`, whose result goes nowhere but into the attribute."""
@@ -306,8 +307,7 @@ class Recorder:
             for key in stateful_defaults(function):
                 place = Place(function, key, "attribute", f"the defaults of {code.co_name}", user_line(frame))
                 self._record(place, getattr(function, key))
-        for module in filter(sys.modules.__contains__, imported_modules(code)):
-            self._meet_scope(sys.modules[module])
+        self._meet_parts(self._unreported.add_imports(code, frame.f_globals))
         for name, chain in global_chains(code):
             if name in frame.f_globals:
                 self._record_chain(frame.f_globals, name, chain, frame)
@@ -352,11 +352,10 @@ class Recorder:
 
     def _note_unreported(self) -> None:
         """Record the attributes of objects that report no reads."""
-        for place, before, after in self._unreported.find_reads(*self._functions.attribute_names()):
-            key = id(place.owner), place.key
-            if key in self.result.reads or (id(instance_dict(place.owner)), place.key) in self.result.reads:
-                continue
-            self.result.reads[key] = place, before
+        for place, before, after in self._unreported.find_reads(self._functions):
+            keys = (id(place.owner), place.key), (id(instance_dict(place.owner)), place.key)
+            key = next((key for key in keys if key in self.result.reads), keys[0])
+            self.result.reads.setdefault(key, (place, before))
             if not is_same(before, after):
                 self._writes[key] = place, before
 

@@ -17,7 +17,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from autotune.capture.values.constant_values import DRAWS, WITH_STATISTICS, writes
+from autotune.capture.values.constant_values import DRAWS, WITH_STATISTICS, schema_of, writes, written_arguments
 from autotune.workloads.factory import innermost_user_line
 
 _TRACING_CHECKS = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils")
@@ -242,8 +242,10 @@ def written_nodes(node: fx.Node) -> list[fx.Node]:
     if node.op not in ("call_function", "call_method"):
         return []
     name = _target_name(node)
-    if name in WITH_STATISTICS:  # behind the input
-        parts: Any = node.args[1:3], node.kwargs.get("running_mean"), node.kwargs.get("running_var")
+    if (schema := schema_of(node.target)) is not None and schema.is_mutable:
+        parts: Any = written_arguments(schema, node.args, node.kwargs)
+    elif name in WITH_STATISTICS:  # behind the input
+        parts = node.args[1:3], node.kwargs.get("running_mean"), node.kwargs.get("running_var")
     elif writes(name, node.kwargs, node.target, node.args):
         parts = node.args[:1], node.kwargs.get("out"), node.kwargs.get("input")
     else:

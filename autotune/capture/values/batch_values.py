@@ -22,6 +22,7 @@ from autotune.capture.values.constant_values import (
     MOST_ELEMENTS,
     READERS,
     ConstantValues,
+    share_memory,
     without_draws,
     writes,
     written,
@@ -154,7 +155,7 @@ class BatchValues:
             return
         name = getattr(function, "__name__", "")
         if writes(name, kwargs, function, args):
-            for tensor in written(name, args, kwargs):
+            for tensor in written(name, args, kwargs, function):
                 self._forget(tensor)
             return
         results = list(result) if isinstance(result, (tuple, list)) else [result]
@@ -202,10 +203,13 @@ class BatchValues:
 
     def _forget(self, tensor: torch.Tensor) -> None:
         """Forget the values in the memory of a tensor that the step overwrites."""
-        if id(tensor) not in self._known:
-            return
-        storage = self._known[id(tensor)][0].untyped_storage()._cdata
-        self._known = {key: known for key, known in self._known.items() if known[0].untyped_storage()._cdata != storage}
+        kept = [tensor] if id(tensor) in self._known else pytree.tree_leaves(self._keep)
+        same = [each for each in kept if id(each) in self._known and (each is tensor or share_memory(each, tensor))]
+        storages = {self._known[id(each)][0].untyped_storage()._cdata for each in same}
+        if storages:
+            self._known = {
+                key: known for key, known in self._known.items() if known[0].untyped_storage()._cdata not in storages
+            }
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> _Expression:

@@ -30,6 +30,8 @@ WITH_STATISTICS = ("batch_norm", "instance_norm", "native_batch_norm", "fused_mo
 
 def writes(name: str, kwargs: Mapping[str, Any], function: Any = None, args: Sequence[Any] = ()) -> bool:
     """Return whether a call changes a tensor in place; `function` and `args` show an `inplace` that has no name in the call."""
+    if (schema := schema_of(function)) is not None and schema.is_mutable:
+        return True
     is_named = _IN_PLACE.fullmatch(name) or name in WITH_STATISTICS or "out" in kwargs or kwargs.get("inplace")
     return bool(is_named) or (any(argument is True for argument in args) and _passes_inplace(function, args, kwargs))
 
@@ -52,10 +54,38 @@ def without_draws(compute: Callable[[], Any]) -> Any:
     return value
 
 
-def written(name: str, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def written(name: str, args: Any, kwargs: Mapping[str, Any], function: Any = None) -> list[torch.Tensor]:
     """Return the tensors that a call in place may change."""
-    parts = (args, kwargs) if name in WITH_STATISTICS else (args[:1], kwargs.get("out"))
+    parts: Any = (args, kwargs) if name in WITH_STATISTICS else (args[:1], kwargs.get("out"))
+    if (schema := schema_of(function)) is not None and schema.is_mutable:
+        parts = written_arguments(schema, args, kwargs)
     return [leaf for leaf in pytree.tree_leaves(parts) if isinstance(leaf, torch.Tensor)]
+
+
+def written_arguments(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the arguments that an op changes according to its schema."""
+    return [
+        args[position] if position < len(args) else kwargs.get(argument.name)
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+
+
+def schema_of(function: Any) -> Any:
+    """Return the schema of an op that is called by its full name, such as `torch.ops.aten.neg_.default`; None for others."""
+    packet: Any = function if isinstance(function, torch._ops.OpOverloadPacket) else None
+    if packet is not None and packet.overloads() == ["default"]:
+        function = packet.default
+    return function._schema if isinstance(function, torch._ops.OpOverload) else None
+
+
+def share_memory(first: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors of a trace lie in one storage; False where that cannot be told."""
+    try:
+        with torch._C.DisableTorchFunction():
+            return bool(first.untyped_storage()._cdata == other.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return False
 
 
 class ConstantValues:
@@ -85,24 +115,25 @@ class ConstantValues:
         arguments = self._known_arguments(args, kwargs)
         is_write = writes(name, kwargs, function, args)
         if is_write and (arguments is None or DRAWS.search(name)):
-            for tensor in written(name, args, kwargs):
+            for tensor in written(name, args, kwargs, function):
                 self._forget(tensor)
         if arguments is None or DRAWS.search(name):
             return
-        if not is_write and not isinstance(result, torch.Tensor):
-            return
-        if isinstance(result, torch.Tensor) and (result.numel() > MOST_ELEMENTS or result.requires_grad):
+        leaves = pytree.tree_leaves(result)
+        parts = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if (not is_write and not parts) or any(part.numel() > MOST_ELEMENTS or part.requires_grad for part in parts):
             return
         try:
             with torch.no_grad(), _disable_current_modes(), torch._C.DisableTorchFunction():
                 value = without_draws(lambda: function(*arguments[0], **arguments[1]))
         except Exception:  # noqa: BLE001 - a call that fails on values has no value to follow
-            for tensor in written(name, args, kwargs) if is_write else ():  # it may have begun to write
+            for tensor in written(name, args, kwargs, function) if is_write else ():  # it may have begun to write
                 self._forget(tensor)
             return
-        if isinstance(result, torch.Tensor) and isinstance(value, torch.Tensor):
-            self._values[id(result)] = value
-            self._keep.append(result)  # its id stays unique
+        for leaf, known in zip(leaves, pytree.tree_leaves(value), strict=False):
+            if isinstance(leaf, torch.Tensor) and isinstance(known, torch.Tensor):
+                self._values[id(leaf)] = known
+                self._keep.append(leaf)  # its id stays unique
 
     def _known_arguments(self, args: Any, kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -113,9 +144,12 @@ class ConstantValues:
 
     def _forget(self, written: torch.Tensor) -> None:
         """Forget the values in the memory of a tensor that the step overwrites with unknown ones."""
-        value = self._values.get(id(written))
-        if value is not None:
-            storage = value.untyped_storage()._cdata
+        # a view that unknown values have shaped has no value of its own
+        same = (
+            [written] if id(written) in self._values else [kept for kept in self._keep if share_memory(kept, written)]
+        )
+        storages = {self._values[id(each)].untyped_storage()._cdata for each in same if id(each) in self._values}
+        if storages:
             self._values = {
-                key: other for key, other in self._values.items() if other.untyped_storage()._cdata != storage
+                key: other for key, other in self._values.items() if other.untyped_storage()._cdata not in storages
             }

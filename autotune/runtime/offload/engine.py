@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 
-from autotune.errors import PlanError, StoreError
+from autotune.errors import PlanError, SlotError, StoreError
 from autotune.records.measurement import Span, TransferTrace
 from autotune.runtime import malloc
 from autotune.runtime.stores import Direction
@@ -215,7 +215,7 @@ class OffloadEngine:
         try:
             for index, part in enumerate(value.tensors):
                 value.pending.append(self.store.put(self._slot(key, index), part))
-        except StoreError as error:
+        except SlotError as error:
             if tensor is not None:
                 raise
             value.stays = True  # the state of a loaded checkpoint may have other tensors than the slots were made for

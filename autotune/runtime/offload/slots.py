@@ -1,5 +1,6 @@
 """Derive from a schedule which values it offloads, and the store slots and tensors that they need."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -49,10 +50,11 @@ def offloaded_values(schedule: Schedule) -> list[int]:
 def static_tensors(program: Program, schedule: Schedule) -> Mapping[int, Callable[[], list[torch.Tensor]]]:
     """Return, for each offloaded parameter or optimizer state, a function that returns its tensors.
 
-    Functions, because some optimizers create their state in the first step. Raises PlanError for a parameter whose
+    Functions, because some optimizers create their state in the first step. Raises PlanError for a parameter or a state whose
     memory belongs to another tensor too.
     """
     getters: dict[int, Callable[[], list[torch.Tensor]]] = {}
+    storages = _count_storages(program)
     for value in offloaded_values(schedule):
         match program.graph.values[value].role:
             case Role.PARAM:
@@ -61,6 +63,7 @@ def static_tensors(program: Program, schedule: Schedule) -> Mapping[int, Callabl
             case Role.STATE if _is_gradient_sum(program, value):
                 getters[value] = partial(_read_gradient, program, value)
             case Role.STATE if program.updates is not None:
+                _refuse_shared_state(program, value, storages)
                 getters[value] = partial(program.updates.state_tensors, _parameter_of(program, value))
     return getters
 
@@ -81,6 +84,27 @@ def _read_gradient(program: Program, value: int) -> list[torch.Tensor]:
     assert isinstance(program.updates, LoopUpdates)
     gradient = program.updates.accumulated[value].grad
     return [] if gradient is None else [gradient]
+
+
+def _count_storages(program: Program) -> Counter[int]:
+    """Return the number of tensors in each storage, of parameters and their optimizer state; none where one call updates all."""
+    updates = program.updates
+    if updates is None or updates.joint_reason:
+        return Counter()
+    owned = [tensor for tensor in program.tensors.values() if updates.owns(tensor)]
+    tensors = {id(each): each for tensor in owned for each in (tensor, *updates.state_tensors(tensor))}
+    return Counter(each.untyped_storage()._cdata for each in tensors.values())
+
+
+def _refuse_shared_state(program: Program, value: int, storages: Counter[int]) -> None:
+    """Refuse to offload state in the memory of other tensors, as in a checkpoint that keeps all moments in one block."""
+    assert program.updates is not None
+    state = program.updates.state_tensors(_parameter_of(program, value))
+    if any(storages[tensor.untyped_storage()._cdata] > 1 for tensor in state):
+        raise PlanError(
+            f"{program.graph.values[value].name} shares its memory with other tensors, so it cannot be offloaded; clone each "
+            "tensor of the optimizer's state before the step is made, or tune with offload's what: activations"
+        )
 
 
 def _refuse_shared(program: Program, value: int) -> None:

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import warnings
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -108,9 +108,7 @@ class BackgroundShapes:
         """Return True if a call differs from the first one in the batch's shapes alone, and the other process works."""
         self._receive()
         first = self._first_call
-        is_same = (call.structure, call.tensors, call.modes, call.keeps_gradients) == (
-            first.structure, first.tensors, first.modes, first.keeps_gradients,
-        )  # fmt: skip
+        is_same = replace(call, batch=first.batch) == first
         return is_same and not self._failure
 
     def take(self, call: Signature, batch: Any) -> Answer | None:

@@ -56,7 +56,7 @@ class BatchPadding:
             yield from (self._buckets.resize(batch, size) for size in self._buckets.sizes[:-1])
 
     def pad(self, batch: Any) -> Any:
-        """Return the batch padded to the next size; the batch itself if all are smaller, or if padding changes the step."""
+        """Return the batch padded to the next size; the batch itself if all are smaller, or if padding may change the step."""
         buckets = self._buckets
         if buckets is None:
             return batch
@@ -66,6 +66,8 @@ class BatchPadding:
             return batch
         if size in self._unchecked and length < size:
             self._compare(buckets, batch, size)
+            if size in self._unchecked:  # nothing was proved
+                return batch
         return batch if self._buckets is None else buckets.resize(batch, size)
 
     def _limit_samples(self, batch: Any, program: Program, plan: Plan, budget_bytes: int) -> None:

@@ -1,7 +1,7 @@
 """Compare a padded eager step with the unpadded one: loss, further results, and every gradient."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,12 @@ from torch.utils import _pytree as pytree
 
 from autotune.capture.optimizers.trial_state import preserve_generators
 from autotune.runtime.verification import gates
-from autotune.runtime.verification.snapshot import list_modules, named_buffers, named_parameters
+from autotune.runtime.verification.snapshot import (
+    list_modules,
+    named_buffers,
+    named_parameters,
+    restore_tensor,
+)
 from autotune.workloads.batch import rebuild_batch
 from autotune.workloads.workload import LossFn
 
@@ -22,7 +27,7 @@ class PaddingEffect:
     """Result of one comparison."""
 
     conclusive: bool
-    """False if the loss is not finite or has no gradient, as of a batch without labels: then nothing is proved."""
+    """False if the loss is not finite, or has no gradient and both agree, as of a batch without labels: nothing is proved."""
     difference: str = ""
     """Name and relative size of the first tensor that differs by more than rounding; empty if none does."""
 
@@ -35,10 +40,11 @@ def compare_padded(model: torch.nn.Module, loss_fn: LossFn, batch: Any, padded: 
     """
     plain = _run(model, loss_fn, batch)
     results, gradients = plain
-    is_flat = all(gates.magnitude(gradient) == 0.0 for gradient in gradients.values())
-    if is_flat or not results["loss"].isfinite().all():
+    if not results["loss"].isfinite().all():
         return PaddingEffect(conclusive=False)
-    return PaddingEffect(True, _describe_difference(plain, _run(model, loss_fn, padded)))
+    is_flat = bool(gradients) and all(gates.magnitude(gradient) == 0.0 for gradient in gradients.values())
+    difference = _describe_difference(plain, _run(model, loss_fn, padded))
+    return PaddingEffect(bool(difference) or not is_flat, difference)
 
 
 Computed = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
@@ -56,7 +62,9 @@ def _run(model: torch.nn.Module, loss_fn: LossFn, batch: Any) -> Computed:
         results = loss_fn(model, rebuild_batch(batch))
         first, *extras = results if isinstance(results, tuple) else (results,)
         # not backward(): the user's .grad and hooks on it are left alone
-        gradients = torch.autograd.grad(first, list(trained.values()), allow_unused=True)
+        gradients: Sequence[torch.Tensor | None] = [None] * len(trained)
+        if trained and first.requires_grad:
+            gradients = torch.autograd.grad(first, list(trained.values()), allow_unused=True)
     leaves = [leaf for leaf in pytree.tree_leaves(extras) if isinstance(leaf, torch.Tensor)]
     named = {"loss": first.detach(), **{f"result {1 + index}": leaf.detach() for index, leaf in enumerate(leaves)}}
     pairs = zip(trained, gradients, strict=True)
@@ -99,7 +107,7 @@ def _restored_buffers(model: torch.nn.Module, loss_fn: LossFn) -> Iterator[None]
                 module._buffers.update(named)
             with torch.no_grad():
                 for buffer, copy in copies:
-                    buffer.copy_(copy)
+                    restore_tensor(buffer, copy)
 
 
 _FUNCTIONAL = torch.nn.functional

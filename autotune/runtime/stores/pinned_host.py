@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from autotune.errors import StoreError
+from autotune.errors import SlotError, StoreError
 from autotune.runtime.stores import Direction
 from autotune.runtime.stores.copy_streams import CopyStreams
 from autotune.runtime.stores.pinned_memory import allocate_pinned
@@ -94,7 +94,7 @@ class HostStore:
             self._streams.bind(tensor.device)
             meta = TensorMeta.from_tensor(tensor)
             if meta.nbytes > slot.nbytes:
-                raise StoreError(
+                raise SlotError(
                     f"{self.name} store: slot {key} has {slot.nbytes} bytes; a tensor of {meta.nbytes} does not fit"
                 )
             slot.meta = meta

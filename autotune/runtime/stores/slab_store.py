@@ -17,7 +17,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from autotune.errors import StoreError
+from autotune.errors import SlotError, StoreError
 from autotune.runtime.stores import Direction
 from autotune.runtime.stores.slab_file import Hasher, Slab, Transfer
 from autotune.runtime.stores.slots import Slots, slot_offsets
@@ -152,7 +152,7 @@ class SlabStore:
         self._refuse(tensor, place)
         nbytes = tensor.untyped_storage().nbytes()
         if nbytes > slot.nbytes:
-            raise StoreError(f"{place} has {slot.nbytes} bytes; a tensor of {nbytes} does not fit")
+            raise SlotError(f"{place} has {slot.nbytes} bytes; a tensor of {nbytes} does not fit")
         is_checked = self.checksums == "all" or (
             self.checksums == "sampled" and (slot.key + slot.generations) % _SAMPLE_EVERY == 0
         )

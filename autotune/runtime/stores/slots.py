@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from autotune.errors import StoreError
+from autotune.errors import SlotError, StoreError
 from autotune.runtime.stores.slab_file import padded
 
 S = TypeVar("S")
@@ -23,7 +23,7 @@ class Slots(Generic[S]):
         if not self.finish.alive:
             raise StoreError(f"{self.store_name} store is closed; open it again")
         if key not in self.by_key:
-            raise StoreError(f"{self.store_name} store: no slot {key}; it was opened with {len(self.by_key)} others")
+            raise SlotError(f"{self.store_name} store: no slot {key}; it was opened with {len(self.by_key)} others")
         return self.by_key[key]
 
 

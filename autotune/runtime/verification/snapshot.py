@@ -52,7 +52,7 @@ class Snapshot:
         if self._optimizer_snapshot is not None:
             self._optimizer_snapshot.restore()
         for tensor, value in self._values:
-            tensor.copy_(value)
+            restore_tensor(tensor, value)
         torch._C._autograd._unsafe_set_version_counter(*self._versions)
         for parameter, gradient in self._gradients:
             parameter.grad = None if gradient is None else gradient.clone()
@@ -73,6 +73,14 @@ class Snapshot:
         for _, tensor in named_tensors(self._model, self._optimizer, self._loss_fn):
             copy = copies.get(id(tensor), gradients.get(id(tensor)))
             yield tensor if copy is None else copy
+
+
+def restore_tensor(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy a value back into a tensor, also into an expanded one, whose elements share memory."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor, value = tensor.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
+    tensor.copy_(value)
 
 
 def list_modules(model: torch.nn.Module, loss_fn: object) -> list[torch.nn.Module]:
