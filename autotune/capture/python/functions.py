@@ -144,8 +144,8 @@ class Unreported:
         names, optional = functions.attribute_names(own=True)
         for scope, before in list(self._scopes.values()):
             inherited = {key: part for base in _own_bases(scope) for key, part in vars(base).items()}
-            known = self._named.get(id(scope), names & {*before, *inherited} | optional)
-            for key in sorted(known):
+            keys = self._named.get(id(scope), names & {*before, *inherited} | optional)
+            for key in sorted(keys):
                 value = before.get(key, inherited.get(key, MISSING))
                 if not _is_member(value):
                     place = Place(scope, key, "attribute", f"{scope.__name__}.{key}", "")

@@ -130,9 +130,9 @@ class ConstantValues:
             for tensor in written(name, args, kwargs, function) if is_write else ():  # it may have begun to write
                 self._forget(tensor)
             return
-        for leaf, known in zip(leaves, pytree.tree_leaves(value), strict=False):
-            if isinstance(leaf, torch.Tensor) and isinstance(known, torch.Tensor):
-                self._values[id(leaf)] = known
+        for leaf, content in zip(leaves, pytree.tree_leaves(value), strict=False):
+            if isinstance(leaf, torch.Tensor) and isinstance(content, torch.Tensor):
+                self._values[id(leaf)] = content
                 self._keep.append(leaf)  # its id stays unique
 
     def _known_arguments(self, args: Any, kwargs: Any) -> Any:
