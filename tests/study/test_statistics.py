@@ -24,6 +24,7 @@ from autotune.nightly.comparison import (
 )
 from autotune.nightly.diagnosis import Cause, Conditions, diagnose, list_differences
 from autotune.records.measurement import Measurement, Outcome
+from autotune.study.verdicts import statistics as module
 from autotune.study.verdicts.statistics import (
     RatioInterval,
     block_ratios,
@@ -98,6 +99,14 @@ def test_the_interval_holds_exactly_the_factors_that_the_rank_sum_test_does_not_
     between = [math.sqrt(low * high) for low, high in itertools.pairwise(distances)]
     for factor in [distances[0] / 2, *between, 2 * distances[-1]]:
         assert is_rejected(factor) == (not found.low <= factor <= found.high), factor
+
+
+def test_the_rank_of_many_samples_joins_that_of_fewer(monkeypatch: pytest.MonkeyPatch):
+    for left, right in ((60, 60), (20, 100), (5, 110)):
+        counted = module._count_rejected.__wrapped__(left, right)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "MOST_COUNTED", 0)
+            assert module._count_rejected.__wrapped__(left, right) == pytest.approx(counted, abs=2)
 
 
 def test_the_interval_is_narrower_than_one_of_medians_on_normal_noise():

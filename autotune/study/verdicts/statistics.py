@@ -11,6 +11,8 @@ from autotune.records.measurement import Measurement
 
 CONFIDENCE = 0.95
 """Confidence level of all intervals."""
+MOST_COUNTED = 120
+"""Largest number of samples of two sides together for which the rank-sum statistic is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +130,14 @@ def compare_ratios(samples: Sequence[float], reference: Sequence[float]) -> Rati
 def _count_rejected(left: int, right: int, level: float = CONFIDENCE) -> int:
     """Return the number of values of the rank-sum statistic U that a two-sided test rejects at each end.
 
-    U is the number of pairs in which the sample of one side is the larger one, of so many samples of either side.
+    U is the number of pairs in which the sample of one side is the larger one, of so many samples of either side. Its
+    distribution is counted, and that of many samples is normal.
     """
     import numpy as np
+
+    if left + right > MOST_COUNTED:
+        deviation = math.sqrt(left * right * (left + right + 1) / 12)
+        return max(0, math.floor(left * right / 2 - statistics.NormalDist().inv_cdf((1 + level) / 2) * deviation))
 
     # row n, column s: number of sets of n ranks, counted from 0, with the sum s
     sets = np.zeros((left + 1, left * (left + right) + 1))
