@@ -179,6 +179,7 @@ def test_the_page_is_small_and_asks_the_network_for_nothing(tmp_path: Path) -> N
     assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
 
 
+@pytest.mark.slow
 def test_the_page_of_2800_ops_and_1500_trials_is_small_too() -> None:
     """The size of a ResNet-152 step with offload, and more trials than a night measures."""
     graph, costs = training(700)
