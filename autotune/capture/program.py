@@ -84,7 +84,7 @@ class Program:
     attached: tuple[bool, ...] = ()
     """For each leaf of the step's result: it has a gradient in eager, which a captured step does not give."""
     passed: tuple[tuple[int, Callable[[], Any]], ...] = ()
-    """Leaves of the result that are unread words of the batch, each with a function that returns the present one."""
+    """Leaves of the result that are words of the batch which the step does not read, each with a function that returns the word."""
     opened: "Program | None" = None
     """This step with the ops of its recurrent layers one by one, for kernels that fuse them; None where it has no such layer.
 

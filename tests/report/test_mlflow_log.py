@@ -32,7 +32,7 @@ from autotune.records.trial import Trial, TrialKind, load_trials
 from autotune.report import tables
 from autotune.report.html import write_report
 from autotune.report.mlflow_log import Tracker, experiment_name
-from autotune.report.mlflow_store import ENVIRONMENT, MLFLOW_VIEW
+from autotune.report.mlflow_store import ENVIRONMENT, MLFLOW_VIEW, relocate_artifacts
 from autotune.report.tracking.fields import trial_metrics
 from autotune.study.recorded_run import read_session_end
 from autotune.study.session import StudyResult, tune
@@ -519,6 +519,20 @@ def test_two_directories_that_share_a_database_keep_their_artifacts_apart(tmp_pa
         )
     assert places == [{"a"}, {"a", "b"}]
     assert len(open_client(uri).search_experiments(filter_string="name LIKE 'autotune.%'")) == 2
+
+
+def test_a_directory_whose_store_others_use_leaves_their_artifacts_in_their_places(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    uri = f"sqlite:///{tmp_path / 'a' / 'runs' / 'mlflow.db'}"
+    for name, address in (("a", None), ("b", uri)):
+        runs = tmp_path / name / "runs"
+        config = configured(tmp_path / name, runs=str(runs), trials=3, tracking_uri=address)
+        tune(config, FakeRunner(), runs / "first", progress=(tracker := Tracker(config, runs / "first")))
+        assert "mlflow ui" in tracker.finish(), tracker.problem
+    relocate_artifacts(tmp_path / "a" / "runs")
+    found = open_client(uri).search_experiments(filter_string="name LIKE 'autotune.%'")
+    places = {experiment.artifact_location for experiment in found}
+    assert places == {(tmp_path / name / "runs" / "mlruns").as_uri() for name in ("a", "b")}
 
 
 def test_standard_output_stays_clean(logged, capfd):

@@ -1,4 +1,4 @@
-"""Find the function objects behind the frames of a recorded run, and the names that their code reads."""
+"""Find the functions behind the frames of a recorded run, and the attributes that their code reads of classes and modules."""
 
 import functools
 import sys
@@ -86,7 +86,7 @@ class Unreported:
         self._named: dict[int, set[str]] = {}
         """Names by which functions read the modules that they import."""
         self._late: list[tuple[str, tuple[str, ...]]] = []
-        """Modules that the step imports first, with the names in the function's code."""
+        """Modules that were not imported before the step, each with the names in the code that imports it."""
 
     def add_namespace(self, space: types.SimpleNamespace, name: str) -> None:
         """Remember a namespace and its attributes before the step."""

@@ -40,4 +40,4 @@ class StepTrace:
     recorded: bool
     """The step's Python ran once on fake tensors; Dynamo refused to trace it."""
     passed: tuple[tuple[int, Callable[[], Any]], ...] = ()
-    """Leaves of the result that are unread words of the batch, by position, each with a function that returns the present one."""
+    """Leaves of the result that are words of the batch which the step does not read: positions, and functions that return them."""

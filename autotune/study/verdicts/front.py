@@ -229,7 +229,7 @@ def _assess(sample: _Sample, samples: Sequence[_Sample]) -> FrontPoint:
 
 
 def _judge(versus: RatioInterval, *, is_remeasured: bool) -> FrontStatus:
-    """Return what a plan is beside one of no more bytes, by its time over that one's."""
+    """Return the status of a plan that is compared with one of no more bytes; `versus` is its time over that one's."""
     if not is_remeasured:
         # a measurement of the search is evidence only where it is certain: the fastest of many is partly lucky
         return FrontStatus.DOMINATED if versus.low > 1 else FrontStatus.FRONT
