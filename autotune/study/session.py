@@ -38,7 +38,7 @@ from autotune.study.trial_store import TrialStore, make_identity
 from autotune.study.trials.device_pool import DevicePool
 from autotune.study.trials.next_trial import Proposal, TrialMaker
 from autotune.study.trials.parallel_search import ParallelSearch
-from autotune.study.trials.search_end import Patience, describe_end
+from autotune.study.trials.search_end import Patience, RecentSeconds, describe_end
 from autotune.study.verdicts.confirm import MIN_ROUNDS, compare_confirmed, to_table
 from autotune.study.verdicts.front import assess_front, extends_front, select_front_run
 from autotune.study.verdicts.next_run import reserved_seconds, select_next_run
@@ -151,10 +151,8 @@ class _Session:
         self.progress, self.interrupts = task.progress, task.interrupts
         self.prepared, self.rules, self.trials, self.resumed, self.seeds = prepared, rules, trials, resumed, seeds
         self.graph, self.costs, self.deadline = prepared.graph, prepared.costs, task.deadline
-        self.longest_seconds = 0.0
-        """Seconds of the longest trial so far, planning included."""
-        self.longest_run_seconds = 0.0
-        """Seconds of the longest re-measurement so far; before the first, of the longest measurement without planning."""
+        self.trial_seconds, self.run_seconds = RecentSeconds(), RecentSeconds()
+        """Seconds of the last trials, planning included, and of the last re-measurements."""
         self.best_plan: Plan | None = None
         self.patience = Patience(self.config.patience)
         self.ended = ""
@@ -271,8 +269,7 @@ class _Session:
             ParallelSearch(self.maker, pool, self.interrupts, self.progress, *steps).run()
         while not self.is_spent() and self.may_search():
             began = time.monotonic()  # choosing a move takes seconds on large graphs
-            self.evaluate(self.propose())
-            self.longest_seconds = max(self.longest_seconds, time.monotonic() - began)
+            self.evaluate(self.propose(), began)
         self.ended = describe_end(self.config, self.trials, self.patience)
 
     def propose(self, pending: Sequence[Trial] = ()) -> Proposal:
@@ -290,7 +287,7 @@ class _Session:
         shares, ran = self.config.objective == "pareto", set[Plan | None]()
         while self.seconds_left > 0:
             self.interrupts.check()
-            late = self.seconds_left <= (self.longest_run_seconds or self.longest_seconds)
+            late = self.seconds_left <= (self.run_seconds.longest or self.trial_seconds.longest)
             if (run := select_next_run(self.config.objective, self.trials, self.rules, is_late=late)) is None:
                 return
             began, plan = time.monotonic(), None if run.candidate is None else run.candidate.plan
@@ -301,7 +298,7 @@ class _Session:
                 ran.clear()
             ran.add(plan)
             self.evaluate(Proposal(run.kind, run.settings, run.candidate, target_bytes=run.target_bytes))
-            self.longest_run_seconds = max(self.longest_run_seconds, time.monotonic() - began)
+            self.run_seconds.add(time.monotonic() - began)
 
     def is_spent(self) -> bool:
         """Return True if no further trial of the search may start. Raises Stopped if a signal ends the study."""
@@ -321,12 +318,12 @@ class _Session:
         """Return True if trials or time are used up. The time of one more trial and of the confirmation is reserved."""
         searched = pending + sum(trial.kind not in NEW_RUNS for trial in self.trials)
         enough = self.config.trials is not None and searched >= self.config.trials
+        one = self.trial_seconds.longest
         confirming = reserved_seconds(
             self.config.objective, self.trials, self.rules,
-            run_seconds=self.longest_run_seconds or self.longest_seconds, time_seconds=self.config.time_seconds,
+            run_seconds=self.run_seconds.longest or one, time_seconds=self.config.time_seconds,
         )  # fmt: skip
-        reserved = self.longest_seconds + max(self.longest_seconds, confirming)
-        return enough or self.seconds_left <= reserved
+        return enough or self.seconds_left <= one + max(one, confirming)
 
     @property
     def seconds_left(self) -> float:
@@ -335,16 +332,19 @@ class _Session:
 
     def has_time(self, seconds: float) -> bool:
         """Return True if a repeated measurement of so many seconds leaves time for another trial."""
-        return self.seconds_left > self.longest_seconds + seconds
+        return self.seconds_left > self.trial_seconds.longest + seconds
 
     @property
     def target_bytes(self) -> int:
         """Peak bytes that planners have to meet now."""
         return self.maker.target_bytes
 
-    def evaluate(self, proposal: Proposal) -> None:
-        """Plan, estimate and measure one trial, and record it; a plan that is known or too large is not run."""
-        began, trial = time.monotonic(), self.maker.begin(proposal)
+    def evaluate(self, proposal: Proposal, began: float | None = None) -> None:
+        """Plan, estimate and measure one trial, and record it; a plan that is known or too large is not run.
+
+        `began` is the start of its choice on the monotonic clock, default now.
+        """
+        began, trial = time.monotonic() if began is None else began, self.maker.begin(proposal)
         try:
             with self.interrupts.breakable():
                 candidate = self.maker.make_candidate(proposal)
@@ -369,7 +369,7 @@ class _Session:
 
     def record(self, trial: Trial, proposal: Proposal, began: float) -> None:
         """Record and report a trial. `began` is its start in seconds of the monotonic clock."""
-        self.longest_seconds = max(self.longest_seconds, time.monotonic() - began)
+        self.trial_seconds.add(time.monotonic() - began, was_run=trial.was_run)
         self.store.record(trial, proposal.request)
         self.announce(self.trials)
 

@@ -580,6 +580,20 @@ def test_a_result_names_what_ended_its_search(tmp_path, slow):
     assert timed.ended == "its time is used up"
 
 
+def test_one_slow_trial_costs_its_own_time_and_no_more_of_the_search(tmp_path, slow, monkeypatch):
+    measure = SlowRunner.measure
+
+    def measure_slowly_at_first(runner, plan, **options):
+        runner.now += 100 * (len(runner.measured) == 0)
+        return measure(runner, plan, **options)
+
+    monkeypatch.setattr(SlowRunner, "measure", measure_slowly_at_first)
+    result = run(tmp_path, slow, trials=None, time="10m", patience=1000, moves=False)
+    confirmed = sum(trial.kind == "confirm" for trial in result.trials)
+    assert 40 <= len(slow.measured) - confirmed <= 41  # 480 s are left, of which one more and the confirmation reserve 80
+    assert slow.now <= 600
+
+
 def test_ties_go_to_a_notably_lower_charge(tmp_path):
     result = run(tmp_path, trials=6)
     ratios = {trial.number: trial.measurement.time_ratio for trial in result.trials if trial.plan}

@@ -1,7 +1,8 @@
-"""Decide when a search ends for want of a gain, and describe why a study ended."""
+"""Decide when a search ends for want of a gain or of time, and describe why a study ended."""
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autotune.records.config import Config
 from autotune.records.trial import Trial, TrialKind
@@ -9,6 +10,8 @@ from autotune.study.verdicts.ranking import NEW_RUNS
 
 FRONT_PAUSE = 6
 """Number of measured trials without a gain after which the uncertain plans of a front run again, before the search goes on."""
+RECENT = 8
+"""Number of last trials whose longest one tells the time to reserve for the next."""
 UNMEASURED = 0.25
 """Weight of a trial that was not run, in measured trials, when the study counts trials without a gain."""
 
@@ -37,6 +40,23 @@ class Patience:
     def is_used_up(self) -> bool:
         """True if the limit is reached."""
         return self.without_gain >= self.limit
+
+
+@dataclass(slots=True)
+class RecentSeconds:
+    """Seconds of the last `RECENT` trials. One slow trial, such as one beside other work, is forgotten in time."""
+
+    last: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def add(self, seconds: float, *, was_run: bool = True) -> None:
+        """Add a trial; one that was not run counts only where it took longer than the others, by its planning."""
+        if was_run or seconds > self.longest:
+            self.last.append(seconds)
+
+    @property
+    def longest(self) -> float:
+        """Seconds of the longest of these trials; 0 before the first."""
+        return max(self.last, default=0.0)
 
 
 def describe_end(config: Config, trials: Sequence[Trial], patience: Patience) -> str:
