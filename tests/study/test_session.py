@@ -590,7 +590,8 @@ def test_one_slow_trial_costs_its_own_time_and_no_more_of_the_search(tmp_path, s
     monkeypatch.setattr(SlowRunner, "measure", measure_slowly_at_first)
     result = run(tmp_path, slow, trials=None, time="10m", patience=1000, moves=False)
     confirmed = sum(trial.kind == "confirm" for trial in result.trials)
-    assert 40 <= len(slow.measured) - confirmed <= 41  # 480 s are left, of which one more and the confirmation reserve 80
+    # 480 s are left, of which one more trial and the confirmation reserve 80
+    assert 40 <= len(slow.measured) - confirmed <= 41
     assert slow.now <= 600
 
 
