@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.all_experiments import Experiment
 from experiments.common.facts import ROOT
-from experiments.common.result_file import NOT_RECORDED
+from experiments.common.result_file import NOT_RECORDED, ORIGINS
 
 HEAD = ("experiment", "timed", "expected", "measured", "commit", "date", "machine")
 
@@ -50,12 +50,15 @@ def _duration(documents: Sequence[dict[str, Any]]) -> str:
 def read_facts(path: Path) -> dict[str, Any]:
     """Return the facts of a result file; empty if the file is no JSON object.
 
-    A claim's result has facts for each of its parts. Those of the part with the latest date are returned.
+    A claim's result has facts for each of its parts alone. Those of the part with the latest date are returned. Facts at the top
+    level are of the call that wrote the file last.
     """
     if path.suffix != ".json":
         return {}
     document = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(document, dict):
         return {}
-    origins = document.get("origins")
-    return max(origins.values(), key=lambda facts: str(facts["date"])) if origins else document
+    origins = document.get(ORIGINS)
+    if not origins or "commit" in document:
+        return document
+    return max(origins.values(), key=lambda facts: str(facts["date"]))

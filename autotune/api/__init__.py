@@ -96,7 +96,8 @@ def tune(
             measure both, in each memory format, then fewer threads, and tune the fastest.
         threads: Number of threads that torch's CPU ops use during a step; 0, the default, for those that the process has.
         exact: True to accept eager's bits only: refuse other kernels, memory format or threads, and a step that rounds differently.
-        seed_from: Run directory or plan file: its fastest settings are measured first, and the sampler reads all of its trials.
+        seed_from: Run directory or plan file. Its fastest settings are measured after the smallest plan. The samplers `gp` and `tpe`
+            also read its trials, moves excepted; the objective "pareto" does not.
         tracking_uri: MLflow tracking server or database; a SQLite file in `runs` by default.
         runs: Directory of all runs.
         plans: Directory of the finished plans.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import ConfigError, DeviceLostError, PlanError, StoreError, StudyInterruptedError
+from autotune.errors import ConfigError, DeviceLostError, PlanError, StoreError, StudyInterruptedError, WorkerError
 from autotune.fleet.local import open_harness
 from autotune.fleet.open_runner import apply_class, open_parallel_devices, open_runner, refuse_fleet
 from autotune.records import plan_file as planfile
@@ -72,14 +72,18 @@ def start_study(config: Config, name: str | None, progress: Progress) -> "StudyR
     check_request(config)  # before kernels are chosen by measuring
     run_dir = choose_run_dir(config, name)
     is_new, requested_time = not run_dir.exists(), config.time
+    is_named = False
     if (recorded := RunDir(run_dir).config).exists():
         config = keep_stores(config, load_config(str(recorded)))
     try:
         with _explain_interrupt(run_dir, "kernels were chosen"):
             config = choose_kernels(config, run_dir, progress)
         return run_study(choose_batch_size(config, run_dir, progress), run_dir, progress, requested_time)
+    except WorkerError:  # its message may name a log in the directory
+        is_named = True
+        raise
     finally:
-        if is_new and run_dir.exists():
+        if is_new and run_dir.exists() and not is_named:
             remove_empty_run(run_dir)
 
 

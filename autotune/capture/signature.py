@@ -46,8 +46,8 @@ class Signature:
     """`training` of each module."""
     keeps_gradients: str
     """Feature that needs every gradient before any update; empty if none does."""
-    attention: tuple[Any, ...] = ()
-    """Backends of `scaled_dot_product_attention` that are enabled, and their order: a capture chooses one, as each call of eager does."""
+    backends: tuple[Any, ...] = ()
+    """Libraries of kernels and backends of attention that are enabled: a capture chooses among them, as each call of eager does."""
 
     @property
     def shapes(self) -> str:
@@ -123,11 +123,11 @@ def has_hooks(parameter: torch.Tensor) -> bool:
 def make_signature(batch: FlatBatch, state: ModelState, keeps_gradients: str) -> Signature:
     """Return the signature of one call of a step."""
     forms = tuple([TensorForm(tuple(x.shape), x.stride(), x.dtype, x.device) for x in batch.tensors])
-    return Signature(forms, batch.structure, state.tensors, state.modes, keeps_gradients, _read_attention())
+    return Signature(forms, batch.structure, state.tensors, state.modes, keeps_gradients, _read_backends())
 
 
-def _read_attention() -> tuple[Any, ...]:
-    """Return which backends of attention are enabled, and the order in which they are tried."""
+def _read_backends() -> tuple[Any, ...]:
+    """Return which libraries of kernels and backends of attention are enabled, and the order in which the latter are tried."""
     backends: Any = torch.backends.cuda
     return (
         backends.flash_sdp_enabled(),
@@ -136,4 +136,6 @@ def _read_attention() -> tuple[Any, ...]:
         backends.cudnn_sdp_enabled(),
         backends.fp16_bf16_reduction_math_sdp_allowed(),
         *torch._C._get_sdp_priority_order(),
+        torch._C._get_mkldnn_enabled(),
+        torch._C._get_cudnn_enabled(),
     )

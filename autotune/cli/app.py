@@ -137,7 +137,8 @@ def tune(
     if dry_run:
         from autotune.cli.commands.dry_run import run as predict
 
-        predict(config, json=json)
+        without_effect = {"--name": name, "--seed-from": seed_from, "--parallel": parallel}
+        predict(config, json=json, without_effect=[option for option, value in without_effect.items() if value])
         return
     from autotune.cli.commands.tune import run
 

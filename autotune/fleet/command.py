@@ -72,7 +72,8 @@ class CommandChannel:
             self._signal(signal.SIGTERM)
             self._wait(1.0)
         self._signal(signal.SIGKILL)  # what the command started and left behind
-        self._process.wait()
+        if self._wait(CLOSE_SECONDS) is not None:  # a command of another user, such as sudo, cannot be killed
+            self._process.wait()
         self._replies.close()
         if self._log.exists() and self._log.stat().st_size == 0:
             self._log.unlink()
@@ -130,7 +131,7 @@ class CommandChannel:
         return f"{shlex.join(self._command)[:200]}: {reason}{': ' if quoted else ''}{quoted}"
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
 

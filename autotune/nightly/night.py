@@ -108,8 +108,7 @@ def _run_in_processes(
     assert job.start_entry is not None
 
     def finish(entry: NightlyEntry, code: int) -> None:
-        history = EntryDirectory(Path(job.options.directory) / entry.key).history()
-        night = next((night for night in history if night.night == name), None)
+        night = find_result(job.options, entry.key, name)
         # it was killed or could not start; 0 is a signal or the end of the night, 75 another night that works there
         if night is None and not interrupts.received and code not in (0, LockedError.exit_code):
             home = EntryDirectory(Path(job.options.directory) / entry.key)
@@ -149,8 +148,19 @@ def latest_night(options: NightlyConfig) -> str:
 
 def is_complete(options: NightlyConfig, name: str) -> bool:
     """Return True if every entry has a result of the night `name`."""
-    homes = [EntryDirectory(Path(options.directory) / entry.key) for entry in options.entries]
-    return all(any(night.night == name for night in home.history()) for home in homes)
+    return all(find_result(options, entry.key, name) is not None for entry in options.entries)
+
+
+def find_result(options: NightlyConfig, key: str, name: str) -> NightRecord | None:
+    """Return an entry's result of the night `name`; None before it has one.
+
+    An entry whose history cannot be read has failed, so that the others have their night.
+    """
+    try:
+        history = EntryDirectory(Path(options.directory) / key).history()
+    except ConfigError as error:
+        return NightRecord(name, key, NightVerdict.FAILED, f"{error}", started=time.time(), exit_code=error.exit_code)
+    return next((night for night in history if night.night == name), None)
 
 
 def _run_entry(
@@ -174,6 +184,7 @@ def _run_entry(
 def _failed_night(home: EntryDirectory, entry: NightlyEntry, name: str, detail: str, exit_code: int) -> NightRecord:
     """Return a failed night without a verdict on the champion; a pending challenger stays pending."""
     home.directory.mkdir(parents=True, exist_ok=True)
+    home.reconcile()  # the last night may have ended before it moved a promoted plan
     pending = next((past.pending for past in reversed(home.history())), "")
     return NightRecord(
         name, entry.key, NightVerdict.FAILED, detail, pending=pending, started=time.time(), exit_code=exit_code
@@ -183,9 +194,9 @@ def _failed_night(home: EntryDirectory, entry: NightlyEntry, name: str, detail: 
 def _write_results(job: NightJob, name: str, interrupted: int = 0) -> NightResults:
     """Collect this night's results from the entries' histories, and write the result files."""
     keys = [entry.key for entry in job.options.entries]
-    homes = {key: EntryDirectory(Path(job.options.directory) / key) for key in keys}
-    done = {key: night for key, home in homes.items() for night in home.history() if night.night == name}
+    results = {key: find_result(job.options, key, name) for key in keys}
+    done = {key: night for key, night in results.items() if night is not None}
     left = tuple(key for key in keys if key not in done)
-    results = NightResults(name, str(job.config), tuple(done.values()), left, job.arguments, interrupted)
-    write_results(Path(job.options.directory) / RESERVED / name, results)
-    return results
+    night = NightResults(name, str(job.config), tuple(done.values()), left, job.arguments, interrupted)
+    write_results(Path(job.options.directory) / RESERVED / name, night)
+    return night

@@ -74,7 +74,7 @@ class Config(Section):
     arguments: dict[str, JsonValue] = {}
     """Arguments of the workload's factory."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Device that the step runs on; model and batch are moved to it."""
+    """Device that the step runs on. With `cuda` model and batch are moved to the GPU; with `cpu` nothing is moved."""
     budget: str = "65%"
     """Upper limit of the charged bytes: a share of eager's peak (`65%`) or bytes of the step without the idle process
     (`step:6GiB`), both with a tolerance of 0.5 %, or bytes of the whole process (`6GiB`, no tolerance). With
@@ -151,7 +151,7 @@ class Config(Section):
     because they showed no certain gain on a recorded landscape. Used with `objective: time`, and by `batch` and `throughput`
     for the chosen size."""
     moves: bool = True
-    """Change the fastest plan itself, too: drop, add or exchange recomputations and swaps, fill the budget, move updates.
+    """Change the fastest plan itself, too: drop, add or exchange recomputations and offloads, fill the budget, move updates.
     Each change is measured like any plan. Used with `objective: time`, and by `batch` and `throughput` for the chosen size."""
     patience: int = Field(40, ge=1)
     """Number of measured plans without a new leader after which the search ends; a resumed study counts from zero."""

@@ -238,7 +238,10 @@ def lock_run_dir(run_dir: Path, remedy: str = "tune under another --name") -> It
         file.truncate(0)
         file.write(f"{socket.gethostname()}:{os.getpid()}")
         file.flush()
-        yield
+        try:
+            yield
+        finally:
+            file.truncate(0)
 
 
 def find_active_process(run_dir: Path) -> int | None:
@@ -278,6 +281,11 @@ def resume_command(run_dir: Path) -> str:
     "autotune resume 'runs/my run'"
     """
     return f"autotune resume {shlex.quote(str(run_dir))}"
+
+
+def log_command(run_dir: Path) -> str:
+    """Return the command that logs a run to MLflow, quoted for a shell."""
+    return f"autotune report {shlex.quote(str(run_dir))} --log"
 
 
 def find_runs_dir(run_dir: Path) -> str:

@@ -21,13 +21,14 @@ from autotune.records.config import Config
 from autotune.records.device import Device
 from autotune.records.json_codec import from_json, to_json
 from autotune.records.measurement import Measurement, Outcome
-from autotune.records.run_dir import RunDir, RunsDir
+from autotune.records.run_dir import RunDir, RunsDir, log_command
 from autotune.records.tracking_address import mask_secrets, sqlite_address, sqlite_file
 from autotune.records.trial import Trial, load_trials, to_frame
 from autotune.report.mlflow_store import (
     MLFLOW_VIEW,
     connect,
     set_environment,
+    sqlite_uri,
     tracking_uri,
 )
 from autotune.report.run_charts import draw_trial
@@ -112,7 +113,7 @@ class Tracker:
             log.catch_up(trials)
             log.close(trials, interrupted)
             return f"{log.experiment}: {self._address(log)}"
-        return f"not logged to {mask_secrets(self.uri)}: {self.problem}. autotune report {self.run_dir} --log logs it later"
+        return f"not logged to {mask_secrets(self.uri)}: {self.problem}. {log_command(self.run_dir)} logs it later"
 
     def tag(self, tags: Mapping[str, str]) -> None:
         """Add tags to the study's run, if it was logged."""
@@ -241,8 +242,10 @@ class _StudyRun:
         # a server chooses the artifacts' place; a database that is used directly needs one beside it
         location = None if uri.startswith("http") else (Path(self.config.runs).resolve() / "mlruns").as_uri()
         existing = self.client.get_experiment_by_name(self.experiment)
-        if existing is not None and location is not None and existing.artifact_location not in (None, location):
-            # of another directory that logs to this database; there these artifacts might be lost, or may not be written
+        is_taken = existing is not None and existing.artifact_location not in (None, location)
+        # a database of another directory: it updates the artifacts' places of experiments without a digest to its own
+        is_foreign = existing is None and uri.startswith("sqlite") and uri != sqlite_uri(Path(self.config.runs))
+        if location is not None and (is_taken or is_foreign):
             self.experiment += f".{hashlib.sha256(location.encode()).hexdigest()[:8]}"
             existing = self.client.get_experiment_by_name(self.experiment)
         if existing is not None:

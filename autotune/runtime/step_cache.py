@@ -73,6 +73,6 @@ def describe_difference(call: Signature, first: Signature) -> str:
         return f"a batch of {call.shapes} ({difference})"
     if call.keeps_gradients != first.keeps_gradients:
         return f"the step with {call.keeps_gradients or 'nothing'} that needs every gradient at once"
-    if call.attention != first.attention:
-        return "the step with other backends of scaled_dot_product_attention"
+    if call.backends != first.backends:
+        return "the step with other backends of torch (of attention, or mkldnn or cudnn switched on or off)"
     return "the model in another mode, with other buffers or parameters to train, or with another optimizer.step"

@@ -107,7 +107,7 @@ class Logged:
     """Address of the logged run, or the reason for the failure and the next step."""
     store: str = "mlflow"
     """`mlflow`; `optuna` for a shared database of Optuna; `size` for the search for a batch size; `kernels` for their choice;
-    `device` for a device of a fleet that is lost or not used; `seeds` for seeds that come too late."""
+    `device` for a device of a fleet that is lost or not used; `seeds` for seeds that are not used."""
 
 
 Event = PhaseStarted | Preparing | Ready | Resolved | Measuring | Disturbed | Finished | Logged

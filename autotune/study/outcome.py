@@ -31,7 +31,7 @@ from autotune.records.config import Config
 from autotune.records.device import Device
 from autotune.records.measurement import Outcome
 from autotune.records.run_dir import RunDir, resume_command
-from autotune.records.trial import Trial, TrialKind
+from autotune.records.trial import Trial, TrialKind, load_trials
 from autotune.study.verdicts.confirm import ConfirmedPlan
 from autotune.study.verdicts.front import FrontPoint, FrontStatus
 from autotune.study.verdicts.ranking import Rules, estimate_spread
@@ -164,12 +164,20 @@ def remove_plan(config: Config, run_dir: Path) -> None:
 
 
 def summarize(
-    best: Trial | None, rules: Rules, prepared: PreparedWorkload, trials: Sequence[Trial], interrupted: int
+    best: Trial | None,
+    rules: Rules,
+    prepared: PreparedWorkload,
+    trials: Sequence[Trial],
+    interrupted: int,
+    files: RunDir,
 ) -> dict[str, Any]:
-    """Return the document of `study.json`; `interrupted` is the number of the signal that ended the session."""
+    """Return the document of `study.json`; `interrupted` is the number of the signal that ended the session.
+
+    It counts all trials on record: a resumed session may have dropped some of `trials`.
+    """
     return {
         "best": None if best is None else best.number,
-        "trials": len(trials),
+        "trials": len(load_trials(files.trials)),
         "budget_bytes": rules.budget_bytes,
         "budget_tolerance": rules.budget_tolerance,
         "charge_spread": estimate_spread(trials),

@@ -113,6 +113,8 @@ def prepare(task: StudyTask, trials: list[Trial]) -> PreparedWorkload:
     write_json(files.device, to_json(prepared.device))
     if earlier is None or task.requested_time:
         write_text(files.config, dump_config(config_to_record(task)))
+    elif config.tracking_uri not in (None, earlier.tracking_uri):  # `report --log` uses the recorded one
+        write_text(files.config, dump_config(earlier.model_copy(update={"tracking_uri": config.tracking_uri})))
     task.progress(Ready(prepared.graph, prepared.costs, prepared.device))
     return prepared
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from autotune.ir.costs import Costs, StoreCost
 from autotune.measure.device import profile as device_profile
 from autotune.planners import KINDS
 from autotune.planners.knobs import Int, Settings
-from autotune.planners.space import Space
+from autotune.planners.space import Space, preset_settings
 from autotune.records import plan_file as planfile
 from autotune.records.device import Device
 from autotune.records.json_codec import from_json
@@ -40,15 +41,18 @@ class Seeds:
     """Scores of all trials; None for a plan file, or where the run's records are incomplete."""
 
     def adapt(self, stores: Mapping[str, StoreCost], searched: Space) -> list[Settings]:
-        """Return the settings that the search space contains, rescaled to these stores and without repeats."""
-        scaled = [_rescale(settings, self.stores, stores) for settings in self.settings]
+        """Return the settings that the search space contains, rescaled to these stores and without repeats.
+
+        The allocator becomes the device's only one, and a knob that the settings lack gets its default.
+        """
+        scaled = [_complete(_rescale(settings, self.stores, stores), searched) for settings in self.settings]
         valid = [settings for settings in scaled if to_parameters(settings, searched)[0]]
         return [settings for number, settings in enumerate(valid) if settings not in valid[:number]]
 
-    def adapt_scores(self, stores: Mapping[str, StoreCost]) -> list[tuple[Settings, TrialScore]]:
-        """Return the scores of all trials, with their settings rescaled to these stores."""
+    def adapt_scores(self, stores: Mapping[str, StoreCost], searched: Space) -> list[tuple[Settings, TrialScore]]:
+        """Return the scores of all trials, with their settings adapted as by `adapt`."""
         scores = self.earlier.scores if self.earlier is not None else ()
-        return [(_rescale(settings, self.stores, stores), score) for settings, score in scores]
+        return [(_complete(_rescale(settings, self.stores, stores), searched), score) for settings, score in scores]
 
 
 def read_seeds(source: Path, runs: Path) -> Seeds:
@@ -65,7 +69,7 @@ def read_seeds(source: Path, runs: Path) -> Seeds:
         raise ConfigError(
             f"{source}: no plan was measured here; name a plan file, or a directory that autotune tune wrote"
         )
-    trials.sort(key=lambda trial: (trial.measurement.time_ratio if trial.measurement else None) or float("inf"))
+    trials.sort(key=lambda trial: trial.time_cost or math.inf)
     settings: list[Settings] = []
     for trial in trials:
         if trial.settings not in settings and len(settings) < MAX_SEEDS:
@@ -111,6 +115,22 @@ def _read_stores(directory: Path, device: Device | None, runs: Path) -> dict[str
         return from_json(Costs, json.loads(path.read_text(encoding="utf-8")), where=str(path)).stores
     profile = device_profile.find(runs, device) if device is not None else None
     return profile.stores if profile is not None else {}
+
+
+def _complete(settings: Settings, searched: Space) -> Settings:
+    """Replace the allocator where the search space has only another one, and add the defaults of knobs that are missing."""
+    names = {kind: str(settings.get(kind, {}).get("planner")) for kind in searched}
+    if names.get("allocator") not in searched.get("allocator", {}) and len(searched.get("allocator", {})) == 1:
+        (names["allocator"],) = searched["allocator"]
+    if any(name not in searched[kind] for kind, name in names.items()):
+        return settings
+    defaults = preset_settings(KINDS, searched, names)
+    complete = {
+        kind: defaults[kind] | {knob: value for knob, value in settings.get(kind, {}).items() if knob != "planner"}
+        for kind in searched
+        if kind != "allocator"
+    }
+    return {**settings, **complete, **({"allocator": defaults["allocator"]} if "allocator" in searched else {})}
 
 
 def _rescale(settings: Settings, source: Mapping[str, StoreCost], target: Mapping[str, StoreCost]) -> Settings:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,16 @@ from autotune.records.config import Config
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import RunDir, lock_run_dir, write_json
 from autotune.records.trial import Trial, TrialKind, load_trials
-from autotune.study.events import Disturbed, Finished, Measuring, PhaseStarted, Progress, StudyPhase, ignore_event
+from autotune.study.events import (
+    Disturbed,
+    Finished,
+    Logged,
+    Measuring,
+    PhaseStarted,
+    Progress,
+    StudyPhase,
+    ignore_event,
+)
 from autotune.study.front.budget_levels import BudgetLevels
 from autotune.study.front.budget_scale import BudgetScale
 from autotune.study.front.front_files import write_front
@@ -38,7 +48,7 @@ from autotune.study.trial_store import TrialStore, make_identity
 from autotune.study.trials.device_pool import DevicePool
 from autotune.study.trials.next_trial import Proposal, TrialMaker
 from autotune.study.trials.parallel_search import ParallelSearch
-from autotune.study.trials.search_end import Patience, RecentSeconds, describe_end
+from autotune.study.trials.search_end import Patience, RecentSeconds, describe_end, ran_to_end
 from autotune.study.verdicts.confirm import MIN_ROUNDS, compare_confirmed, to_table
 from autotune.study.verdicts.front import assess_front, extends_front, select_front_run
 from autotune.study.verdicts.next_run import reserved_seconds, select_next_run
@@ -117,13 +127,13 @@ def tune(
             if session is None:
                 raise SystemExit(128 + interrupts.received) from None
         finally:
-            runner.close()
-            try:
-                if session is not None:
-                    plan_path = session.finish()
-            finally:
-                if trials and write_report is not None:
-                    report_path = write_report(run_dir)
+            with closing(runner):  # last: an error of a device must not cost the plan
+                try:
+                    if session is not None:
+                        plan_path = session.finish()
+                finally:
+                    if trials and write_report is not None:
+                        report_path = write_report(run_dir)
         return StudyResult(
             baseline=trials[0], best=select_winner(trials, rules), trials=tuple(trials), budget_bytes=rules.budget_bytes,
             floor_bytes=rules.floor_bytes, plan_path=plan_path, report_path=report_path, interrupted=interrupts.received,
@@ -154,11 +164,10 @@ class _Session:
         self.trial_seconds, self.run_seconds = RecentSeconds(), RecentSeconds()
         """Seconds of the last trials, planning included, and of the last re-measurements."""
         self.best_plan: Plan | None = None
-        self.patience = Patience(self.config.patience)
-        self.ended = ""
-        """Reason for which the last search ended."""
+        self.patience, self.ended = Patience(self.config.patience), ""
         self.space = space_for_device(self.config.planners.model_dump(), prepared.device.kind, prepared.costs.stores)
         self.planning = task.planning(self.graph, self.costs, self.space)
+        self.levels: BudgetLevels | None = None
         self.moves = MoveChooser(self.planning, rules, is_on=self.config.moves and self.config.objective == "time")
         identity = replace(make_identity(self.config, prepared, rules, self.space, trials), lasting=task.lasting)
         self.store = TrialStore(self.run_dir, identity, self.space, rules, trials)
@@ -173,8 +182,7 @@ class _Session:
         self.measure_planned()
         self.search()
         self.confirm()
-        # a front may have time left: more is reserved for its confirmation than the runs take
-        while self.config.objective == "pareto" and not self.is_spent():
+        while self.config.objective == "pareto" and not self.is_spent():  # a front reserves more time than it needs
             self.measure_planned()
             self.search()
             self.confirm()
@@ -206,9 +214,11 @@ class _Session:
         if self.seeds is None:
             return
         self.progress(PhaseStarted(StudyPhase.SEEDS))
-        record_earlier(self.run_dir, self.seeds, self.prepared, self.rules.budget_bytes)
-        measured = self.store.measured_settings
-        for settings in self.seeds.adapt(self.costs.stores, self.space):
+        record_earlier(self.run_dir, self.seeds, self.prepared, self.space, self.rules.budget_bytes)
+        measured, settings_here = self.store.measured_settings, self.seeds.adapt(self.costs.stores, self.space)
+        if not settings_here:
+            self.progress(Logged(f"{self.config.seed_from}: none of its settings can be planned here", "seeds"))
+        for settings in settings_here:
             if settings not in measured and not self.is_spent():
                 self.evaluate(self.maker.suggest(TrialKind.SEED, settings))
 
@@ -227,13 +237,15 @@ class _Session:
 
     def measure_levels(self, scale: BudgetScale) -> None:
         """Measure the planners' fastest plan for each of several budgets, from the smallest plan's bytes to the limit."""
-        levels = BudgetLevels(self.planning, self.trials, scale, study_seconds=self.config.time_seconds)
+        if self.levels is None:
+            self.levels = BudgetLevels(self.planning, self.trials, scale, study_seconds=self.config.time_seconds)
         while self.may_measure_planned():
             with self.interrupts.breakable(patient=False):
-                proposal = levels.propose_next(self.target_bytes)
+                proposal = self.levels.propose_next(self.target_bytes)
             if proposal is None:
                 return
             self.evaluate(self.maker.suggest(TrialKind.PLANNER, proposal.settings, proposal))
+            self.levels.add(self.trials[-1])
 
     def measure_proposals(self, is_new: Callable[[Candidate], bool], most: int = PLANNED) -> None:
         """Measure at most `most` of the planners' proposals for the present target, fastest estimate first."""
@@ -268,8 +280,8 @@ class _Session:
             steps = (lambda pending: not self.may_search(pending)), self.is_used_up, self.propose, self.record
             ParallelSearch(self.maker, pool, self.interrupts, self.progress, *steps).run()
         while not self.is_spent() and self.may_search():
-            began = time.monotonic()  # choosing a move takes seconds on large graphs
-            self.evaluate(self.propose(), began)
+            # the choice counts as well: that of a move takes seconds on large graphs
+            self.evaluate(began=time.monotonic(), proposal=self.propose())
         self.ended = describe_end(self.config, self.trials, self.patience)
 
     def propose(self, pending: Sequence[Trial] = ()) -> Proposal:
@@ -340,10 +352,7 @@ class _Session:
         return self.maker.target_bytes
 
     def evaluate(self, proposal: Proposal, began: float | None = None) -> None:
-        """Plan, estimate and measure one trial, and record it; a plan that is known or too large is not run.
-
-        `began` is the start of its choice on the monotonic clock, default now.
-        """
+        """Plan, estimate, measure and record one trial, chosen from `began` on; a known or too large plan is not run."""
         began, trial = time.monotonic() if began is None else began, self.maker.begin(proposal)
         try:
             with self.interrupts.breakable():
@@ -369,7 +378,7 @@ class _Session:
 
     def record(self, trial: Trial, proposal: Proposal, began: float) -> None:
         """Record and report a trial. `began` is its start in seconds of the monotonic clock."""
-        self.trial_seconds.add(time.monotonic() - began, was_run=trial.was_run)
+        self.trial_seconds.add(time.monotonic() - began, was_run=ran_to_end(trial))
         self.store.record(trial, proposal.request)
         self.announce(self.trials)
 
@@ -381,13 +390,15 @@ class _Session:
         if not resumed:
             is_gain = leads or (self.config.objective == "pareto" and extends_front(trials, self.rules))
             self.patience.count(trial, is_gain=is_gain)
-        ratio = measured_ratio(trial.measurement, self.rules) if trial.measurement else None
+        ratio = None if trial.measurement is None else measured_ratio(trial.measurement, self.rules)
         self.progress(Finished(trial, ratio, leads, resumed))
 
     def finish(self) -> Path | None:
         """Write the summary and the best plan; remove an earlier plan file whose plan failed since."""
         best, files = select_winner(self.trials, self.rules), RunDir(self.run_dir)
-        write_json(files.study, summarize(best, self.rules, self.prepared, self.trials, self.interrupts.received))
+        write_json(
+            files.study, summarize(best, self.rules, self.prepared, self.trials, self.interrupts.received, files)
+        )
         write_json(files.confirmed, to_table(compare_confirmed(self.trials, self.rules)))
         if self.config.objective == "pareto":
             write_front(self.config, files, self.prepared, self.rules, self.trials)

@@ -3,7 +3,6 @@
 The search uses the run's own file, so that an outage of the database costs no trial. A later session copies what is missing.
 """
 
-import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,7 +60,10 @@ def _connect(address: str) -> "optuna.storages.RDBStorage":
 
 
 def _copy(study: "optuna.Study", target: "optuna.storages.RDBStorage", suffix: str) -> int:
-    """Add the trials that the copy of a study lacks, up to the first one that is not finished; return their number."""
+    """Add the trials that the copy of a study lacks, up to the last one that is finished; return their number.
+
+    One before it that is not, such as the repeat of an interrupted trial, is copied as failed, so that numbers stay the same.
+    """
     import optuna
 
     copy = optuna.create_study(
@@ -70,6 +72,7 @@ def _copy(study: "optuna.Study", target: "optuna.storages.RDBStorage", suffix: s
     for key, value in study.user_attrs.items():
         copy.set_user_attr(key, value)
     missing = study.get_trials(deepcopy=False)[len(copy.get_trials(deepcopy=False)) :]
-    finished = list(itertools.takewhile(lambda trial: trial.state.is_finished(), missing))
-    copy.add_trials(finished)
-    return len(finished)
+    count = max((number for number, trial in enumerate(missing, 1) if trial.state.is_finished()), default=0)
+    failed = optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL)
+    copy.add_trials([trial if trial.state.is_finished() else failed for trial in missing[:count]])
+    return count

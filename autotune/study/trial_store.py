@@ -1,7 +1,8 @@
 """Store the trials of a study: on disk first, then in Optuna, which is updated from the disk where it lags."""
 
+import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -57,8 +58,9 @@ class TrialStore:
         self.run_dir, self.rules, self.trials = run_dir, rules, trials
         self._path = RunDir(run_dir).trials
         self._space, self._rules, self._objectives = space, rules, identity.objectives
-        self.study = _open(RunDir(run_dir).optuna, identity)
-        self._catch_up()
+        with self._writing():
+            self.study = _open(RunDir(run_dir).optuna, identity)
+            self._catch_up()
 
     @property
     def space(self) -> Space:
@@ -104,47 +106,57 @@ class TrialStore:
         """Return a new trial of Optuna's, at fixed parameters if there are any, and at a budget if it is a parameter."""
         if fixed and target_bytes is not None:
             fixed = {**fixed, **self._budget_parameter(target_bytes)[0]}
-        if fixed:
-            self.study.enqueue_trial(fixed)
-        return self.study.ask()
+        with self._writing():
+            if fixed:
+                self.study.enqueue_trial(fixed)
+            return self.study.ask()
 
     def reserve(self) -> "optuna.Trial":
         """Reserve the number of a trial that Optuna did not suggest: add a running trial without parameters to its study."""
         import optuna
 
-        self.study.add_trial(
-            optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING, system_attrs={"fixed_params": {}})
-        )
-        return optuna.trial.Trial(self.study, self.study.get_trials(deepcopy=False)[-1]._trial_id)
+        with self._writing():
+            self.study.add_trial(
+                optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING, system_attrs={"fixed_params": {}})
+            )
+            return optuna.trial.Trial(self.study, self.study.get_trials(deepcopy=False)[-1]._trial_id)
 
     def record(self, trial: Trial, request: "optuna.Trial | None" = None) -> TrialScore:
         """Sync a trial to disk, then add it to Optuna: as the result of its `request`, or as a trial of our own."""
-        import optuna
-
         trials_file.append_trial(self._path, trial)
         self.trials.append(trial)
-        try:
+        with self._writing():
             return self._add_to_optuna(trial, request)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raise a failure of Optuna's database as a ConfigError with the next step."""
+        import optuna
+
+        try:
+            yield
         except optuna.exceptions.StorageInternalError as error:
             reason = str(error.__cause__ or error).splitlines()[0]
             raise ConfigError(
-                f"{RunDir(self._path.parent).optuna}: cannot be written ({reason}); the trials are kept: free space there, then: "
-                f"{resume_command(self._path.parent)}"
+                f"{RunDir(self._path.parent).optuna}: cannot be written ({reason}); the trials are kept: free space there, or end "
+                f"the program that locks the file, then: {resume_command(self._path.parent)}"
             ) from error
 
     def retry(self, request: "optuna.Trial") -> None:
         """Mark an unfinished trial as failed in Optuna, and enqueue its parameters, if any, for the next session."""
         import optuna
 
-        self.study.tell(request, state=optuna.trial.TrialState.FAIL)
-        if request.params:
-            self.study.enqueue_trial(request.params, user_attrs={"retry_of": request.number})
+        with self._writing():
+            self.study.tell(request, state=optuna.trial.TrialState.FAIL)
+            if request.params:
+                self.study.enqueue_trial(request.params, user_attrs={"retry_of": request.number})
 
     def record_winner(self, best: Trial | None) -> None:
         """Name the winner in the study's user attributes: its best value may be a lucky measurement of another plan."""
         number = None if best is None else best.number
-        if self.study.user_attrs.get(WINNER) != number:
-            self.study.set_user_attr(WINNER, number)
+        with self._writing():
+            if self.study.user_attrs.get(WINNER) != number:
+                self.study.set_user_attr(WINNER, number)
 
     def _add_to_optuna(self, trial: Trial, request: "optuna.Trial | None") -> TrialScore:
         import optuna
@@ -247,8 +259,8 @@ def _open(path: Path, identity: StudyIdentity) -> "optuna.Study":
         DatabaseError,
         optuna.exceptions.StorageInternalError,
         RuntimeError,
-    ):  # the last for another version's schema
-        if not path.exists():
+    ) as error:  # the last for another version's schema
+        if not path.exists() or "is locked" in f"{error.__cause__ or error}":  # by another program
             raise
         path.replace(path.with_suffix(".db.broken"))
         study = _load(path, identity)

@@ -1,4 +1,4 @@
-"""Facts that every result file holds: how a command writes them, and which of them an older file lacks."""
+"""Facts that every result file holds: how a command writes them, which of them an older file lacks, and those of each part."""
 
 import json
 import time
@@ -23,6 +23,11 @@ OLDER_NAMES: Mapping[str, frozenset[str]] = {
     "graphs": frozenset(["graph", "captures", "plan", "baseline"]),
 }
 """Names under which files written before `write_result` hold a fact."""
+ORIGINS = "origins"
+"""Key of the facts of each part, by the part's name, in results whose parts come from different calls.
+
+The facts at the top level are those of the call that wrote the file last. In an older file they are those of all parts.
+"""
 PLANS = ".plans.json"
 """End of the name of a file of plans, which belongs to the result beside it."""
 
@@ -55,6 +60,63 @@ def capture_digests(workloads: Mapping[str, tuple[str, Mapping[str, Any]]]) -> d
     }
 
 
+def read_origins(document: Mapping[str, Any], graphs: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return the facts of each part of a stored result, with the digest of its graph as `graphs`.
+
+    A part without facts of its own has those at the top level. What these lack is `NOT_RECORDED`.
+
+    Args:
+        document: stored result.
+        graphs: name of the graph of each part, by the part's name.
+
+    >>> older = {"device": {"silicon": "x"}, "commit": "c0ffee", "graphs": {"gpt2": "08ff"}}
+    >>> read_origins(older, {"gpt2": "gpt2"})["gpt2"]["graphs"]
+    {'gpt2': '08ff'}
+    """
+    shared: dict[str, Any] = {}
+    shared_facts = [fact for fact in FACTS if fact != "graphs"]
+    for fact in shared_facts:
+        names = [name for name in (fact, *OLDER_NAMES.get(fact, ())) if name in document]
+        shared |= {name: document[name] for name in names[:1]} or {fact: NOT_RECORDED}
+    digests, stored = read_digests(document), document.get(ORIGINS, {})
+    return {
+        part: stored.get(part) or {**shared, "graphs": {name: digests[name]} if name in digests else NOT_RECORDED}
+        for part, name in graphs.items()
+    }
+
+
+def read_digests(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digests of the graphs of a result, or of one of its parts; empty where they are not recorded."""
+    graphs = facts.get("graphs")
+    return dict(graphs) if isinstance(graphs, Mapping) else {}
+
+
+def join_digests(origins: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the digests of the graphs of all parts, by the facts of each part."""
+    return {name: digest for facts in origins.values() for name, digest in read_digests(facts).items()}
+
+
+def refuse_other_graph(
+    path: Path, origins: Mapping[str, Mapping[str, Any]], graphs: Mapping[str, str], remedy: str
+) -> None:
+    """Raise SystemExit if a stored part that stays is of another graph than the one that is captured now.
+
+    A part whose graph is not recorded stays: its facts say so.
+
+    Args:
+        path: file of the results.
+        origins: facts of each part that stays.
+        graphs: digest of each graph that this call captured, by name.
+        remedy: next step, at the end of the message.
+    """
+    for part, facts in origins.items():
+        for name, digest in read_digests(facts).items():
+            if digest != graphs.get(name, digest):
+                raise SystemExit(
+                    f"{path}: {part} is of the graph {digest} of {name}, which is captured as {graphs[name]} now; {remedy}"
+                )
+
+
 def find_results(folder: Path) -> Iterator[Path]:
     """Yield the result files below a folder, without files of plans."""
     for path in sorted(folder.rglob("*.json")):
@@ -62,13 +124,21 @@ def find_results(folder: Path) -> Iterator[Path]:
             yield path
 
 
+def find_tables_alone(folder: Path) -> Iterator[Path]:
+    """Yield the CSV files of results below a folder that have no result file beside them to hold their facts."""
+    results = {path.parent for path in find_results(folder)}
+    for path in sorted(folder.rglob("*.csv")):
+        if "results" in path.relative_to(folder).parts and path.parent not in results:
+            yield path
+
+
 def missing_facts(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the facts that a result, or a part of a claim's result, lacks.
+    """Return the names of the facts that a result, or one of its parts, lacks.
 
     >>> missing_facts({"device": {}, "commands": ["python"], "graph": {"digest": "08ff"}})
     ('commit', 'date')
     """
-    origins = document.get("origins")
+    origins = document.get(ORIGINS)
     recorded = [
         {name for name, fact in part.items() if fact != NOT_RECORDED}
         for part in (origins.values() if origins else [document])

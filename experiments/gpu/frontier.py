@@ -3,8 +3,9 @@
 `python -m experiments.gpu.frontier MODEL [--arguments JSON] --out FILE [--lock FILE] [--seconds S]`
 
 Every variant is prepared first: ours on ATen's kernels and on compiled regions for shares of the traced step's bytes, some
-of them in CUDA graphs, plans that offload to the host's memory, and the peers. Then all run in turns, a few steps each, round
-after round. Bytes are those that PyTorch's allocator counts: what the variant holds between two steps, plus the rise
+of them in CUDA graphs, plans that offload to the host's memory, and the peers. Then all run in turns, a few steps each, in
+rounds of different orders. Eager runs before every two others and at the end of a round; ratios are to the eager blocks
+beside a variant. Bytes are those that PyTorch's allocator counts: what the variant holds between two steps, plus the rise
 within a step; a step in CUDA graphs adds the memory of its graphs. Several models may be prepared side by side: with
 `--lock` each waits with its measurements until no other one prepares or measures.
 """
@@ -33,6 +34,7 @@ from autotune.ir.costs import Costs
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.kernels.region_program import compile_regions, with_kernels
+from autotune.measure.interleaving import EAGER, pair_with_baseline, ratios_to_baseline, turn_order
 from autotune.planners import KINDS, make_plan
 from autotune.planners.auto import best_plan
 from autotune.planners.space import build_space, preset_settings
@@ -58,7 +60,7 @@ SHARES = (1.0, 0.8, 0.65, 0.5, 0.35)
 GRAPHED = (1.0, 0.5)
 """Budgets of the plans that also run in CUDA graphs."""
 PEERS = ("checkpoint", "inductor 1", "inductor 0.5", "save_on_cpu", "inductor 0.1")
-ALSO = ("eager", "inductor 1")
+ALSO = (EAGER, "inductor 1")
 """Peers that are also measured with other arguments."""
 WINDOWS = (1, 2, 4, 8)
 """Offload windows N."""
@@ -82,7 +84,6 @@ class Variant:
     figures: Figures = field(default_factory=dict)
     graphs: Callable[[], int] | None = None
     """Returns the number of CUDA graphs of a step; None for a step without."""
-    seconds: list[float] = field(default_factory=list)
 
 
 class Session:
@@ -94,6 +95,8 @@ class Session:
         self.stack = contextlib.ExitStack()
         """Open stores."""
         self.variants: dict[str, Variant] = {}
+        self.blocks: list[Figures] = []
+        """Round, variant and mean seconds of the timed steps of each block, in the order in which they ran."""
         self.failures: dict[str, str] = {}
         self.prepared: dict[str, float] = {}
         """Seconds that each part's preparation took."""
@@ -190,22 +193,21 @@ class Session:
         self.variants[name] = variant
 
     def measure(self, save: Callable[[Figures], object], seconds: float) -> None:
-        """Measure the bytes of each variant, then the seconds of all in turns; save after each round within the seconds."""
+        """Measure the bytes of each variant, then the seconds of all in rounds; save after each round within the seconds.
+
+        In each round every variant runs a block, in another order, between two blocks of eager.
+        """
         self.end, end = float("inf"), time.monotonic() + seconds
         for name in list(self.variants):
             self.prepare(f"{name}: bytes", partial(self._measure_bytes, self.variants[name]))
             if f"{name}: bytes" in self.failures:
                 del self.variants[name]
-        for _ in range(ROUNDS):
-            for variant in self.variants.values():
-                variant.step()
-                synchronize(self.device)
-                begin = time.perf_counter()
-                for _ in range(STEPS):
-                    variant.step()
-                synchronize(self.device)
-                variant.seconds.append((time.perf_counter() - begin) / STEPS)
-                variant.drop_gradients()
+        others = [name for name in self.variants if name != EAGER]
+        for number in range(ROUNDS):
+            for name in [*turn_order(others, number), EAGER]:
+                if name in self.variants:  # eager may have failed
+                    block_seconds = time_block(self.variants[name], self.device)
+                    self.blocks.append({"round": number, "variant": name, "seconds": [block_seconds]})
             save(self.figures())
             if time.monotonic() > end:
                 break
@@ -227,22 +229,41 @@ class Session:
         variant.drop_gradients()
 
     def figures(self) -> Figures:
-        """Return all figures; ratios are to eager's seconds of the same round."""
-        eager = self.variants.get("eager")
+        """Return all figures; a ratio is a block's seconds over those of eager's blocks right before and after it."""
+        blocks = [(block["variant"], block["seconds"]) for block in self.blocks]
+        rounds = len({block["round"] for block in self.blocks})
+        eager = self.variants.get(EAGER)
         rows = {}
         for name, variant in self.variants.items():
-            rows[name] = variant.figures | {
-                "seconds": statistics.median(variant.seconds),
-                "rounds": len(variant.seconds),
-                "round_seconds": variant.seconds,
-            }
+            seconds = [value for other, values in blocks if other == name for value in values]
+            rows[name] = variant.figures | {"seconds": statistics.median(seconds), "rounds": rounds}
             if eager is not None:
-                ratios = [own / plain for own, plain in zip(variant.seconds, eager.seconds, strict=True)]
+                # eager has several blocks in a round, which are no further samples of its ratio to itself
+                ratios = [1.0] * rounds if name == EAGER else ratios_to_baseline(pair_with_baseline(blocks, name))
                 interval = median_interval(ratios)
                 rows[name] |= {"time_ratio": interval.middle, "interval": [interval.low, interval.high]}
                 rows[name]["confidence"] = interval.confidence
                 rows[name]["bytes_ratio"] = variant.figures["bytes"] / eager.figures["bytes"]
-        return {"arguments": self.arguments, "variants": rows, "failures": self.failures, "prepared": self.prepared}
+        return {
+            "arguments": self.arguments,
+            "variants": rows,
+            "blocks": list(self.blocks),
+            "failures": self.failures,
+            "prepared": self.prepared,
+        }
+
+
+def time_block(variant: Variant, device: torch.device) -> float:
+    """Run a block of steps and return the mean seconds of those that are timed."""
+    variant.step()
+    synchronize(device)
+    begin = time.perf_counter()
+    for _ in range(STEPS):
+        variant.step()
+    synchronize(device)
+    seconds = (time.perf_counter() - begin) / STEPS
+    variant.drop_gradients()
+    return seconds
 
 
 def eager_step(workload: Workload) -> torch.Tensor:
@@ -362,7 +383,7 @@ def run(
     """Prepare and measure all variants of a model, within about one and a half times the seconds."""
     session.end = time.monotonic() + seconds
     with session.stack:
-        session.prepare("eager", partial(session.add_peer, "eager"))
+        session.prepare(EAGER, partial(session.add_peer, EAGER))
         for peer in PEERS[:2]:
             session.prepare(peer, partial(session.add_peer, peer))
         if also:

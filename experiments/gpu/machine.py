@@ -94,13 +94,15 @@ class FakeMachine:
 
     scratch: Path
     trials: int | None = 2
+    exit_code: int = 0
+    """Exit code of every command."""
 
     def facts(self) -> dict[str, Any]:
         return _facts(Device("cuda", "Fake GPU 9000", 2**36, 132, "0"))
 
     def execute(self, command: Sequence[str], seconds: float) -> tuple[int, str]:
         del seconds
-        return 0, f"{' '.join(command)}\n3 passed"
+        return self.exit_code, f"{' '.join(command)}\n3 passed"
 
     def runner(self, workload: WorkloadRef, *, store: str = "", kernels: str = "") -> Runner:
         del workload, kernels

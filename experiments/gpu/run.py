@@ -3,7 +3,8 @@
 `python -m experiments.gpu.run --minutes 9 [--out FILE] [--start FILE] [--only WORD...] [--list] [--fake]`
 
 It begins with the most valuable step that has no result, and ends before a step that would not fit into the minutes. Run
-it again until nothing is missing. Failed steps are tried again last.
+it again until nothing is missing. Failed steps are tried again last: those that raised, and those
+whose command exited with another code than 0.
 """
 
 import argparse
@@ -67,10 +68,11 @@ def run_steps(
         print(f"{step.name} ({left:.0f} s left)", file=sys.stderr, flush=True)
         begin = clock()
         try:
-            result = {"ok": True, "data": step.run(machine, step.seconds)}
+            data = step.run(machine, step.seconds)
+            result: dict[str, Any] = {"ok": data.get("exit", 0) == 0, "data": data}
         except Exception as error:  # noqa: BLE001 - one step's failure is a finding, and the next may still be of use
             result = {"ok": False, "error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-4000:]}
-            failures += 1
+        failures += int(not result["ok"])
         document["steps"][step.name] = {**result, "seconds": round(clock() - begin, 2), "facts": facts}
         document |= {name: facts[name] for name in ("commit", "date", "command")}  # each step has its own
         _write(out, document)

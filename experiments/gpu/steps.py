@@ -73,7 +73,7 @@ class Step:
     seconds: float
     """Time that it may take: it starts only where that much is left."""
     run: Callable[[Machine, float], Data]
-    """Runs it within the given seconds and returns its data."""
+    """Runs it within the given seconds and returns its data; `exit` is the exit code of its command, if it runs one."""
 
 
 def all_steps() -> list[Step]:
@@ -127,7 +127,7 @@ def run_tests(machine: Machine, seconds: float) -> Data:
         path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu\n" in path.read_text(encoding="utf-8")
     ]
     names = [str(path.relative_to(ROOT)) for path in modules]
-    code, output = machine.execute(("pytest", "-m", "gpu", "-q", "-n", "0", *names), seconds)
+    code, output = machine.execute(("pytest", "-m", "gpu", "-q", *names), seconds)
     return {"exit": code, "output": output[-8000:]}
 
 
@@ -209,6 +209,7 @@ def measure_frontier(name: str, machine: Machine, seconds: float) -> Data:
     model, arguments, also = FRONTIERS[name]
     command = ("experiments.gpu.frontier", model, "--arguments", json.dumps(arguments), "--out", str(out))
     command += ("--also", json.dumps(also)) if also else ()
+    out.unlink(missing_ok=True)  # a command that crashes before its first round leaves no figures of an earlier one
     code, output = machine.execute((*command, "--seconds", str(int(seconds / 1.5))), seconds)
     figures: Data = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
     return {"exit": code, "output": output[-8000:], **figures}

@@ -10,8 +10,11 @@ MIB = 2**20
 
 
 def write_summary(document: dict[str, Any], out: Path) -> str:
-    """Write the tables of all steps that have some, and return their text."""
-    steps = {name: step for name, step in document["steps"].items() if step["ok"] and step["data"].get("variants")}
+    """Write the tables of all steps that have some, and return their text.
+
+    A step whose command failed after its first rounds has a table of these.
+    """
+    steps = {name: step for name, step in document["steps"].items() if step.get("data", {}).get("variants")}
     text = "\n\n".join(_frontier(name, step) for name, step in steps.items()) + "\n"
     out.write_text(text, encoding="utf-8")
     return text
@@ -26,7 +29,7 @@ def _frontier(name: str, step: dict[str, Any]) -> str:
         f"{origin}. Bytes are those that PyTorch's allocator counts. Prediction: the simulator's bytes over the measured ones. "
         "A step in CUDA graphs also holds their memory.",
         "",
-        "| variant | MiB | of eager | prediction | step, ms | estimate / measured | time to eager | computed again | offloaded values |",
+        "| variant | MiB | of eager | prediction | step, ms | estimate / measured | time to eager | recomputed | offloaded values |",
         "|---|--:|--:|--:|--:|--:|---|--:|--:|",
         *(_row(variant, figures) for variant, figures in data["variants"].items()),
     ]
@@ -40,6 +43,8 @@ def _frontier(name: str, step: dict[str, Any]) -> str:
         lines += [
             "", f"In CUDA graphs a step holds {min(shares):.2f} to {max(shares):.2f} times the bytes of the same plan without."
         ]  # fmt: skip
+    if data.get("exit"):
+        lines += ["", f"The command failed with exit code {data['exit']}. The table holds the rounds saved before."]
     failures = [f"- {failed}: {reason.splitlines()[0]}" for failed, reason in data["failures"].items()]
     return "\n".join([*lines, *(["", *failures] if failures else [])])
 

@@ -14,7 +14,7 @@ import pytest
 
 import autotune
 from autotune.cli.commands.tune import resume as resume_command
-from autotune.errors import ConfigError, StudyInterruptedError
+from autotune.errors import AutotuneError, CaptureError, ConfigError, StudyInterruptedError, WorkerError
 from autotune.ir.costs import Costs
 from autotune.records.config import Config
 from autotune.study.events import Event, Finished
@@ -175,6 +175,24 @@ def test_a_run_that_is_interrupted_before_its_baseline_raises_and_leaves_nothing
         autotune.tune("tiny.py:make", name="none")
     assert raised.value.exit_code == 130
     assert not (folder / "runs/none").exists()
+
+
+@pytest.mark.parametrize(("error", "is_kept"), [(WorkerError, True), (CaptureError, False)])
+def test_of_runs_that_fail_before_their_baseline_only_one_whose_process_was_killed_keeps_its_logs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: type[AutotuneError], is_kept: bool
+):
+    log = folder / "runs/one/logs/capture-1.log"
+
+    class Failing(QuietHarness):
+        def prepare(self) -> Any:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text("its last line")
+            raise error(f"the capture failed; see {log}")
+
+    monkeypatch.setattr("autotune.measure.harness.Harness", Failing)
+    with pytest.raises(error, match="the capture failed; see "):
+        autotune.tune("tiny.py:make", name="one")
+    assert (log.exists(), (folder / "runs/one").exists()) == (is_kept, is_kept)
 
 
 def test_a_run_that_is_resumed_from_within_its_directory_keeps_the_name_of_its_plan(

@@ -91,7 +91,12 @@ def test_seeding_within_the_step_is_refused_by_name() -> None:
             noise = torch.randn(8)
         return model.layer(inputs) + noise
 
+    def seeded_generator(model: Net, inputs: Tensor) -> Tensor:
+        torch.default_generator.manual_seed(5)
+        return F.dropout(model.layer(inputs))
+
     refuse(seeded, r"calls torch\.manual_seed at .*torch\.manual_seed\(5\)")
+    refuse(seeded_generator, r"seeds torch\.default_generator")
     refuse(forked, r"calls torch\.fork_rng")
 
 

@@ -161,6 +161,23 @@ def test_a_trust_ratio_per_parameter_looks_across_nothing():
     assert probe(Lars(parameters())).joint_reason == ""
 
 
+def test_an_optimizer_that_keeps_gradients_gets_copies_of_those_that_other_ops_write_over():
+    class KeepsGradient(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        state = self.state[parameter]
+                        before = state.get("before", torch.zeros_like(parameter))
+                        parameter.add_(parameter.grad - 0.5 * before, alpha=-group["lr"])
+                        state["before"] = parameter.grad
+
+    parameters = torch.nn.Linear(2, 2).parameters
+    assert probe(KeepsGradient(parameters(), 0.1)).writes_gradients
+    assert not probe(torch.optim.SGD(parameters(), 0.1, momentum=0.9)).writes_gradients
+
+
 def test_gradients_centralized_in_place_are_each_parameters_own():
     twins = Twins(partial(make, deep, optimizer=Centralized))
     assert twins.program.updates.joint_reason == ""

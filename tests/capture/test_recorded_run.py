@@ -236,6 +236,10 @@ def python_random(model: nn.Module, batch: Any) -> Tensor:
     return labelled_loss(model, batch) * random.random()
 
 
+def numpy_random_of_a_size(model: nn.Module, batch: Any) -> Tensor:
+    return labelled_loss(model, batch) * torch.from_numpy(np.random.normal(0.0, 1.0, size=(1,))).float().sum()
+
+
 def numpy_random(model: nn.Module, batch: Any) -> Tensor:
     return labelled_loss(model, batch) * float(np.random.beta(1.0, 1.0))
 
@@ -268,6 +272,7 @@ REFUSED = {
     mask: r"shape that depends on the data at .*\(return model\(batch\[0\]\)\[batch\[1\] > 1\]\.sum\(\)\); replace x\[mask\]",
     python_random: r"random numbers from Python's random at .*labelled_loss.*draw with torch\.rand",
     numpy_random: r"random numbers from numpy\.random.*draw with torch\.rand",
+    numpy_random_of_a_size: r"random numbers from numpy\.random.*draw with torch\.rand",
     packed: r"packed sequences.*\(sequence = nn\.utils.*pass the padded batch",
     layerdrop: r"values of a tensor.*\(if not skip_the_layer:\); set the model's layerdrop to 0",
 }

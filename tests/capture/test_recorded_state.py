@@ -9,6 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -306,6 +307,76 @@ def test_a_number_of_a_class_that_the_step_changes_is_refused_and_left_as_it_was
     with pytest.raises(CaptureError, match=r"Base\.count is changed in the step"):
         capture(workload)
     assert (Base.count, vars(CFG).get("count")) == (1, None)
+
+
+STEPS_SO_FAR = 0
+
+
+def a_global() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    def read() -> int:
+        global STEPS_SO_FAR
+        STEPS_SO_FAR += 1
+        return STEPS_SO_FAR
+
+    return read, lambda: STEPS_SO_FAR
+
+
+def a_variable_of_a_closure() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    count = 0
+
+    def read() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    return read, lambda: count
+
+
+def an_array() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    counts = np.zeros(1)
+
+    def read() -> float:
+        counts[0] += 1
+        return float(counts[0])
+
+    return read, lambda: float(counts[0])
+
+
+@pytest.mark.parametrize("place", [a_global, a_variable_of_a_closure, an_array])
+def test_what_a_step_counts_is_refused_and_left_as_it_was(place: Callable[[], Any]):
+    read, count = place()
+    workload = make(mlp, loss_fn=weighted(read))
+    with pytest.raises(CaptureError, match="changed in the step"):
+        capture(workload)
+    assert count() == 0
+
+
+def test_a_global_that_is_filled_once_is_no_change_that_the_next_step_reads(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(globals(), "STEPS_SO_FAR", None)
+
+    def read() -> int:
+        global STEPS_SO_FAR
+        if STEPS_SO_FAR is None:
+            STEPS_SO_FAR = 2
+        return STEPS_SO_FAR
+
+    workload, twin = (make(mlp, loss_fn=weighted(read)) for _ in range(2))
+    with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch) as step:
+        assert torch.equal(step(workload.batch), eager_step(twin)[0])
+
+
+def test_another_hook_of_all_modules_counts_although_their_number_is_the_same():
+    hooks = torch.nn.modules.module
+    workload, twin = (make(mlp, loss_fn=weighted(lambda: 1.0)) for _ in range(2))
+    handle = hooks.register_module_forward_hook(lambda module, inputs, output: output * 2)
+    try:
+        with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch) as step:
+            assert torch.equal(step(workload.batch), eager_step(twin)[0])
+            handle.remove()
+            handle = hooks.register_module_forward_hook(lambda module, inputs, output: output * 3)
+            assert torch.equal(step(workload.batch), eager_step(twin)[0])
+    finally:
+        handle.remove()
 
 
 def test_attributes_of_an_imported_module_that_the_function_does_not_read_may_change(monkeypatch: pytest.MonkeyPatch):

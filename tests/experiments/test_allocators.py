@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
+from autotune.measure.device.this_device import this_device
+from autotune.records.json_codec import to_json
 from experiments.benchmarks.allocators import __main__ as run
+from experiments.common.result_file import NOT_RECORDED, missing_facts
 
 MIB = 2**20
+DEVICE = to_json(this_device("cpu"))
 
 
 def record(**seconds: list[float]) -> dict[str, Any]:
@@ -115,3 +119,48 @@ def test_every_allocator_that_is_here_trains_the_same_bits(tmp_path: Path):
     assert len(seen["blocks"]) == 2 * len(seen["allocators"])
     assert "| equal bits | yes |" in (tmp_path / "summary.md").read_text()
     assert (tmp_path / "allocators.png").stat().st_size > 1000
+
+
+def run_allocators(monkeypatch: pytest.MonkeyPatch, out: Path, model: str, commit: str) -> dict[str, Any]:
+    """Run the command on a model with a fake measurement; return the result file."""
+    facts = {"machine": DEVICE, "commit": commit, "date": "2026-11-28", "command": "c", "load_before": 0.0}
+    monkeypatch.setattr(run, "measure", lambda *_: {"arguments": {}})
+    monkeypatch.setattr(run, "collect_facts", lambda: facts)
+    monkeypatch.setattr(run, "capture_digests", lambda workloads: dict.fromkeys(workloads, f"graph of {commit}"))
+    monkeypatch.setattr(run, "summary", lambda results: "")
+    monkeypatch.setattr(run, "plot", lambda results, path: None)
+    monkeypatch.setattr(sys, "argv", ["allocators", "--anyway", "--models", model, "--out", str(out)])
+    run.main()
+    document: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return document
+
+
+def test_a_model_that_is_not_measured_again_keeps_commit_and_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for model, commit in (("gpt2", "one"), ("lstm", "two")):
+        run_allocators(monkeypatch, tmp_path, model, commit)
+    document = run_allocators(monkeypatch, tmp_path, "gpt2", "three")
+    commits = {model: facts["commit"] for model, facts in document["origins"].items()}
+    assert commits == {"gpt2": "three", "lstm": "two"}
+    assert document["graphs"] == {"gpt2": "graph of three", "lstm": "graph of two"}
+    assert (document["commit"], missing_facts(document)) == ("three", ())
+
+
+def test_a_model_of_an_older_file_without_a_commit_does_not_get_that_of_another_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    older = {"device": DEVICE, "commands": ["c"], "models": {"lstm": {"arguments": {}}}}
+    (tmp_path / "results.json").write_text(json.dumps(older))
+    document = run_allocators(monkeypatch, tmp_path, "gpt2", "one")
+    commits = {model: facts["commit"] for model, facts in document["origins"].items()}
+    assert commits == {"gpt2": "one", "lstm": NOT_RECORDED}
+    assert missing_facts(document) == ("commit", "graphs", "date")
+
+
+def test_the_summary_has_the_commit_of_each_model_that_has_one():
+    models = {name: record(glibc=[1.0], arena=[1.0]) for name in ("older", "newer")}
+    origins = {"older": {"commit": NOT_RECORDED}, "newer": {"commit": "c0ffee", "date": "2026-11-28"}}
+    results = {"device": DEVICE, "commands": ["c"], "models": models}
+    loads = [line for line in run.summary({**results, "origins": origins}).splitlines() if "; load " in line]
+    ends = [line.partition("load ")[2] for line in loads]
+    assert ends == ["0.00 to 0.00.", "0.00 to 0.00; commit c0ffee, 2026-11-28."]
+    assert "commit" not in run.summary(results)

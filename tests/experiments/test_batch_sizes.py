@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,11 @@ from autotune.records.json_codec import to_json
 from autotune.records.measurement import Outcome
 from autotune.study.batch.records import BatchSearch, MeasuredSize, SampleRate, SideResult, StepSize
 from experiments.benchmarks.batch_sizes import __main__ as run
+from experiments.common.result_file import NOT_RECORDED, missing_facts
+
+FACTS = {"machine": {"silicon": "x", "memory_bytes": 2**30}, "commit": "old", "date": "then", "command": "c"}
+GRAPHS = {"gpt2": "08ff"}
+SEARCH = BatchSearch("batch", {}, "batch", StepSize(4))
 
 
 def test_speed_counts_samples_not_steps():
@@ -100,22 +106,57 @@ def test_a_workload_that_failed_is_a_row_without_figures():
     assert "| gpt2 | nan | -, - | - | - | - | - | - | - | - |" in run.summarize([document])
 
 
-def test_the_search_that_does_not_run_again_is_kept_with_its_commit(tmp_path: Path):
-    path, machine = tmp_path / "gpt2.json", {"silicon": "x", "memory_bytes": 2**30}
-    search = to_json(BatchSearch("batch", {}, "batch", StepSize(4)))
-    stored = {
-        "machine": machine,
-        "commit": "old",
-        "arguments": {"batch": 4},
-        "batch": search,
-        "throughput": {"error": "no"},
-    }
+def stored_result(**changes: Any) -> dict[str, Any]:
+    """Return the result of an earlier call, with both searches."""
+    return {
+        **FACTS, "load_before": 0.0, "model": "gpt2", "arguments": {"batch": 4}, "graphs": GRAPHS, "batch": to_json(SEARCH),
+        "throughput": {"error": "no"}, **changes,
+    }  # fmt: skip
+
+
+def test_the_search_that_does_not_run_again_is_kept_with_its_facts(tmp_path: Path):
+    path, stored = tmp_path / "gpt2.json", stored_result()
     path.write_text(json.dumps(stored), encoding="utf-8")
-    kept = run.read_kept(path, stored, ["batch"])
-    assert kept == {"batch": {"commit": "old", **search}}
-    assert run.read_search(kept["batch"]) == BatchSearch("batch", {}, "batch", StepSize(4))
-    path.write_text(json.dumps({**stored, "turns": {"sizes": {}}}), encoding="utf-8")
-    assert run.read_kept(path, stored, ["throughput"])["turns"] == {"sizes": {}}
-    assert "turns" not in run.read_kept(path, stored, ["batch"])
+    kept = run.read_kept(path, stored, GRAPHS, ["batch"])
+    assert kept == {"batch": to_json(SEARCH), "origins": {"batch": {**FACTS, "graphs": GRAPHS}}}
+    assert run.read_search(kept["batch"]) == SEARCH
+    path.write_text(json.dumps(stored_result(turns={"sizes": {}})), encoding="utf-8")
+    assert run.read_kept(path, stored, GRAPHS, ["throughput"])["turns"] == {"sizes": {}}
+    assert "turns" not in run.read_kept(path, stored, GRAPHS, ["batch"])
     with pytest.raises(SystemExit, match="leave --objectives out"):
-        run.read_kept(path, {**stored, "arguments": {"batch": 8}}, ["batch"])
+        run.read_kept(path, stored_result(arguments={"batch": 8}), GRAPHS, ["batch"])
+
+
+def test_a_kept_search_of_another_graph_is_refused(tmp_path: Path):
+    path = tmp_path / "gpt2.json"
+    path.write_text(json.dumps(stored_result()), encoding="utf-8")
+    message = r"gpt2\.json: batch is of the graph 08ff of gpt2, which is captured as 1b3e now; leave --objectives out"
+    with pytest.raises(SystemExit, match=message):
+        run.read_kept(path, stored_result(), {"gpt2": "1b3e"}, ["batch"])
+    assert run.read_kept(path, stored_result(), {"gpt2": "1b3e"}, []) == {}
+
+
+def test_a_search_that_an_older_version_kept_has_its_own_commit_and_no_graph(tmp_path: Path):
+    path = tmp_path / "gpt2.json"
+    path.write_text(json.dumps(stored_result(batch={"commit": "older", **to_json(SEARCH)})), encoding="utf-8")
+    kept = run.read_kept(path, stored_result(), {"gpt2": "1b3e"}, ["batch"])
+    facts = kept["origins"]["batch"]
+    assert (facts["machine"], facts["commit"]) == (FACTS["machine"], "older")
+    assert {facts[fact] for fact in ("graphs", "date", "command")} == {NOT_RECORDED}
+    assert run.read_search(kept["batch"]) == SEARCH
+
+
+def test_a_call_for_one_search_leaves_commit_and_graph_of_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, facts = tmp_path / "gpt2.json", {**FACTS, "commit": "new", "date": "now", "load_before": 0.0}
+    path.write_text(json.dumps(stored_result(arguments=run.TINY["gpt2"])), encoding="utf-8")
+    monkeypatch.setattr(run, "collect_facts", lambda: dict(facts))
+    monkeypatch.setattr(run, "capture_digests", lambda _: dict(GRAPHS))
+    monkeypatch.setattr(run, "measure_workload", lambda *_: {"throughput": {"error": "no"}})
+    arguments = ["--tiny", "--anyway", "--objectives", "throughput", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["batch_sizes", *arguments])
+    run.main()
+    document = json.loads(path.read_text(encoding="utf-8"))
+    commits = {objective: origin["commit"] for objective, origin in document["origins"].items()}
+    assert commits == {"batch": "old", "throughput": "new"}
+    assert (document["commit"], document["graphs"], missing_facts(document)) == ("new", GRAPHS, ())
+    assert "The search for batch: commit old, date then." in (tmp_path / "summary.md").read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ from autotune.records.json_codec import to_json
 from experiments.benchmarks.allocators import __main__ as allocators
 from experiments.benchmarks.frontier import __main__ as frontier
 from experiments.benchmarks.no_fit import __main__ as no_fit
+from experiments.benchmarks.trial_cost import __main__ as trial_cost
 from experiments.benchmarks.tuned import __main__ as tuned
 from experiments.common import commands, long_run
 from experiments.common.commands import UNFINISHED, exit_unfinished, run_to_end
@@ -159,6 +160,30 @@ def test_the_load_before_a_run_is_read_before_it(
     with pytest.raises(SystemExit):
         module.main()
     assert did == ["facts", "run"]
+
+
+def test_a_tuned_result_names_its_workload_and_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    document = {"best": {"measurement": {"device": {}}, "graph_digest": "81d4"}}
+    monkeypatch.setattr(tuned, "tune", lambda *_: (document, []))
+    fakes = {"trial_rows": lambda _: [], "summarize_run": lambda *_: {}, "summary": lambda _: ""}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(tuned, name, fake)
+    monkeypatch.setattr(tuned, "collect_facts", lambda: {"machine": MACHINE, "commit": "c", "date": "d"})
+    monkeypatch.setattr(sys, "argv", ["tuned", "--runs", "lstm-kernels", "--out", str(tmp_path)])
+    tuned.main()
+    record = json.loads((tmp_path / "lstm-kernels.json").read_text())
+    assert (record["model"], record["arguments"], record["graphs"]) == ("lstm", {"batch": 32}, {"lstm": "81d4"})
+
+
+def test_the_cost_of_trials_is_of_a_named_workload_and_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trial_cost, "measure", lambda _: {"graph": "ba6b", "eager_seconds": 1.0, "phases": []})
+    facts = {"machine": MACHINE, "commit": "c", "date": "d", "command": "x", "load_before": 0.0}
+    monkeypatch.setattr(trial_cost, "collect_facts", lambda: facts)
+    monkeypatch.setattr(sys, "argv", ["trial_cost", "--anyway", "--out", str(tmp_path)])
+    trial_cost.main()
+    record = json.loads((tmp_path / "results.json").read_text())
+    assert (record["model"], record["arguments"]) == ("resnet18", {"batch": 10, "size": 224})
+    assert record["graphs"] == {"resnet18": "ba6b"}
 
 
 def test_the_recorded_load_before_each_tuning_is_that_at_its_begin():

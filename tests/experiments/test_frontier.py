@@ -82,6 +82,35 @@ def test_the_fastest_capture_of_a_round_is_that_of_the_other_rounds():
     assert (pair.ours, pair.ratio.low, pair.ratio.high) == ("ours aten 1", 0.9, 0.9)
 
 
+def test_a_method_is_compared_in_its_faster_memory_format_beside_plans_of_the_same_session():
+    plans = {"ours aten 1": plan(600), "ours aten 2": plan(603)}
+    peers_found = {"checkpoint": peer(600), "checkpoint channels_last": peer(602), "eager channels_last": peer(1100)}
+    document = record(plans, peers_found, {"ours aten 1": 0.9, "checkpoint": 1.2})
+    assert records.runs_in_more_formats(document | {"plans": {"ours aten channels_last 1": plan(1)}}) is False
+    later = record(
+        plans, {}, {"ours aten 1": 0.9, "ours aten 2": 0.8, "checkpoint channels_last": 1.0, "eager channels_last": 0.7}
+    )
+    document["sessions"] += later["sessions"]
+    found = {pair.peer: pair.ratio.middle for pair in records.compare("net", document)}
+    assert found == {"eager channels_last": pytest.approx(0.8 / 0.7), "checkpoint channels_last": pytest.approx(0.8)}
+    assert "checkpoint" not in records.find_unmatched(document)
+
+
+def test_plans_in_a_format_that_no_peer_was_timed_in_are_told_apart():
+    plans = {"ours aten channels_last 1": plan(600)}
+    document = record(plans, {"checkpoint": peer(700)}, {"ours aten channels_last 1": 0.5, "checkpoint": 1.0})
+    document["captures"] = {"ours aten channels_last": {"bound_bytes": 1}}
+    others = record({"ours aten 1": plan(600)}, {"checkpoint": peer(700)}, {"ours aten 1": 0.9, "checkpoint": 1.0})
+    found = {"net": document, "text": others}
+    text = summary.describe_targets(summary.compare_all(found), found)
+    assert "Plans also run in channels_last and the peers do not: net. The mean of these is 0.500." in text
+    rows = summary.readme_rows(found)
+    assert (
+        "| 2 of these, on 1 convolution networks where plans alone ran in channels_last as well | 0.50 of its time |"
+        in rows
+    )
+
+
 def test_only_blocks_of_one_round_of_one_session_are_compared_and_failed_variants_not_at_all():
     first = record({"ours aten 1": plan(600)}, {"a": peer(600), "b": peer(600)}, {"ours aten 1": 0.5, "a": 1.0})
     second = record({}, {}, {"b": 2.0})
@@ -129,7 +158,7 @@ def test_a_peer_without_a_pair_is_named_beside_the_mean_with_the_reason():
     }
     assert records.find_unmatched(document | {"sessions": []}) == {}
     text = summary.describe_targets(records.compare("net", document), {"net": document})
-    assert "geometric mean of 1 1.000" in text
+    assert "geometric mean of 1 medians 1.000" in text
     assert "Not in that mean (no timed plan is as small): a on net, b on net." in text
     assert "Not in that mean (crashed: no): e on net." in text
     assert "| e |  |  |  | crashed: no |" in summary._model_table("net", document | FACTS)
@@ -272,6 +301,53 @@ def test_eager_and_the_peers_that_run_are_timed_with_both_allocators_and_once(
     assert json.loads(model.path.read_text())["sessions"][0]["commit"] == model.record["commit"]
 
 
+def test_peers_in_channels_last_are_timed_in_a_session_of_their_own_beside_the_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model = make_model(tmp_path, parts=["seconds"])
+    other = f"selective{records.CHANNELS_LAST}"
+    model.record["peers"] |= {"eager": peer(600) | {"floor_bytes": 400}, "selective": peer(590), other: peer(590)}
+    model.record["captures"] = {"ours aten": {}}
+    model.record["plans"] = {"ours aten a": plan(590)}
+    monkeypatch.setattr(run, "find_tcmalloc", lambda: "libtcmalloc.so")
+    monkeypatch.setattr(model, "make_variant", lambda name, scratch: name)
+    asked: list[list[str]] = []
+
+    def interleave(variants: dict[str, Any], limits: Any, log: Any) -> InterleavedTimes:
+        asked.append([*variants])
+        return InterleavedTimes([{"round": 0, "variant": name, "seconds": [1.0]} for name in variants])
+
+    monkeypatch.setattr(run, "interleave", interleave)
+    model.run()
+    assert asked == [
+        ["eager", "ours aten a", "selective", "eager glibc", "selective glibc"],
+        ["eager", "ours aten a", other, f"{other} glibc"],
+    ]
+
+
+def test_a_peer_in_channels_last_runs_its_method_in_that_format_and_is_compared_with_eager_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model = make_model(tmp_path)
+    variant = model.make_variant(f"selective{records.CHANNELS_LAST}", tmp_path)
+    spec = variant.start.args[0]
+    assert (spec.workload.arguments["peer"], spec.memory_format) == ("selective", "channels_last")
+    ran: list[str] = []
+    monkeypatch.setattr(model.bench, "results", lambda name, seconds, still: ran.append(name))
+    monkeypatch.setattr(bench, "Reference", lambda path: path.name)
+    monkeypatch.setattr(bench, "compare_results", lambda results, expected: (results, expected))
+    monkeypatch.setattr(bench.shutil, "rmtree", lambda path: None)
+    pairs = {
+        name: model.bench.errors(name, 1.0) for name in ("selective", "selective channels_last", "eager channels_last")
+    }
+    assert pairs == {
+        "selective": ("results-selective-still", "results-eager-still"),
+        "selective channels_last": ("results-selective channels_last-still", "results-eager channels_last-still"),
+        "eager channels_last": ("results-eager channels_last-still", "results-eager-still"),
+    }
+    assert ran == ["eager", "eager channels_last", "eager"]
+
+
 def test_plans_of_nearly_the_same_estimate_are_not_timed_where_memory_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -358,8 +434,7 @@ def test_committed_results_are_of_known_models_and_their_summary_is_current():
         assert paths
         assert {path.stem for path in paths} <= set(models.MODELS)
         found = {path.stem: json.loads(path.read_text()) for path in paths}
-        pairs = [pair for name, document in found.items() for pair in records.compare(name, document)]
-        assert (folder / "summary.md").read_text().startswith(summary.describe_targets(pairs, found))
+        assert (folder / "summary.md").read_text() == summary.format_summary(found)
 
 
 def test_a_model_of_two_machines_counts_once_by_its_latest_times(tmp_path: Path):

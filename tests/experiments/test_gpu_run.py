@@ -1,6 +1,7 @@
 """The script of a first hour on a GPU: it saves each step, goes on where it stopped, and mixes no devices."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from autotune.workloads.workload import Workload
 from experiments.gpu import run
 from experiments.gpu.graphs import measure
 from experiments.gpu.machine import FakeMachine
-from experiments.gpu.steps import Step, all_steps, run_fleet
+from experiments.gpu.steps import Step, all_steps, measure_frontier, run_fleet, run_tests
 from tests.support.fake_graphs import FakeRecorder
 
 
@@ -92,6 +93,56 @@ def test_a_step_that_does_not_fit_waits_for_the_next_run_and_a_failed_one_is_las
     assert go(step("a"), step("b"), step("c")) == 0
     assert ran == ["c", "a"]
     assert [document(out)["steps"][name]["ok"] for name in "abc"] == [True] * 3
+
+
+def some_steps(*names: str) -> list[Step]:
+    return [step for step in all_steps() if step.name in names]
+
+
+def test_a_step_whose_command_fails_is_not_done_and_the_next_run_tries_it_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["doctor", "tests", "frontier gpt2", "graphs gpt2", "fleet"]
+    out = tmp_path / "gpu.json"
+    assert run.run_steps(some_steps(*names), FakeMachine(tmp_path, exit_code=3), {"steps": {}}, out, 5000.0) == 1
+    failed = document(out)["steps"]
+    assert list(failed) == names
+    assert all((step["ok"], step["data"]["exit"]) == (False, 3) for step in failed.values())
+    assert "autotune doctor --json" in failed["doctor"]["data"]["output"]
+    assert run.main(["--fake", "--out", str(out), "--list", "--only", "doctor"]) == 0
+    assert "failed" in capsys.readouterr().out
+    assert run.run_steps(some_steps(*names), FakeMachine(tmp_path), document(out), out, 5000.0) == 0
+    assert [step["ok"] for step in document(out)["steps"].values()] == [True] * len(names)
+
+
+class TimedOutMachine(FakeMachine):
+    """A made-up GPU whose command saves figures and then runs out of time."""
+
+    def execute(self, command: Sequence[str], seconds: float) -> tuple[int, str]:
+        Path(command[command.index("--out") + 1]).write_text(json.dumps({"variants": {"eager": {}}}))
+        return super().execute(command, seconds)
+
+
+def test_a_frontier_whose_command_fails_keeps_the_figures_that_it_saved(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    machine = TimedOutMachine(tmp_path, exit_code=124)
+    assert run.run_steps(some_steps("frontier gpt2"), machine, {"steps": {}}, out, 5000.0) == 1
+    step = document(out)["steps"]["frontier gpt2"]
+    assert (step["ok"], step["data"]["exit"], step["data"]["variants"]) == (False, 124, {"eager": {}})
+
+
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_a_command_that_writes_no_figures_does_not_get_those_of_an_earlier_run(tmp_path: Path, exit_code: int) -> None:
+    measure_frontier("gpt2", TimedOutMachine(tmp_path), 60.0)
+    assert (tmp_path / "frontier-gpt2.json").exists()
+    data = measure_frontier("gpt2", FakeMachine(tmp_path, exit_code=exit_code), 60.0)
+    assert set(data) == {"exit", "output"}
+
+
+def test_the_tests_of_a_gpu_run_without_a_plugin_of_pytest(tmp_path: Path) -> None:
+    # a bare machine has no pytest-xdist, whose option is -n
+    command = run_tests(FakeMachine(tmp_path), 60.0)["output"].split("\n")[0].split()
+    assert [word for word in command if word.startswith("-")] == ["-m", "-q"]
 
 
 def test_results_of_two_gpus_are_not_mixed(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from autotune.study.offline.replay import replay
 from autotune.study.verdicts.ranking import plan_hash
 from autotune.units import parse_seconds
 from experiments.benchmarks.landscape import __main__ as landscape_script
-from experiments.benchmarks.landscape import gains, night, replays
+from experiments.benchmarks.landscape import gains, record_all, replays
 from experiments.benchmarks.landscape.leaders import remeasure_leaders
 from tests.experiments.paths import BENCHMARKS
 
@@ -71,21 +71,23 @@ def test_noise_and_errors_are_the_recorded_ones():
     assert 0.85 < min(recorded.seconds_off) < 1 < max(recorded.seconds_off) < 1.15
 
 
-def test_a_night_records_five_workloads_and_skips_those_that_have_a_file(tmp_path: Path):
-    document = yaml.safe_load((BENCHMARKS / "landscape" / "night.yaml").read_text())
-    commands = dict(night.build_commands(document, tmp_path, tmp_path / "work"))
+def test_five_workloads_are_recorded_and_those_with_a_file_are_skipped(tmp_path: Path):
+    document = yaml.safe_load((BENCHMARKS / "landscape" / "landscapes.yaml").read_text())
+    commands = dict(record_all.build_commands(document, tmp_path, tmp_path / "work"))
     assert len(commands) == 5
     assert parse_seconds(document["time"]) * 5 <= 8 * 3600
     (tmp_path / "gpt2.json").touch()
-    again = dict(night.build_commands(document, tmp_path, tmp_path / "work"))
+    again = dict(record_all.build_commands(document, tmp_path, tmp_path / "work"))
     assert again == {name: command for name, command in commands.items() if name != "gpt2"}
-    assert dict(night.build_commands(document, tmp_path, tmp_path / "work", ["gpt2"])) == commands
+    assert dict(record_all.build_commands(document, tmp_path, tmp_path / "work", ["gpt2"])) == commands
 
 
-@pytest.mark.parametrize("entry", yaml.safe_load((BENCHMARKS / "landscape" / "night.yaml").read_text())["landscapes"])
-def test_each_config_of_the_night_is_valid(entry: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    document = yaml.safe_load((BENCHMARKS / "landscape" / "night.yaml").read_text())
-    commands = dict(night.build_commands({**document, "landscapes": [entry]}, tmp_path, tmp_path / "work"))
+@pytest.mark.parametrize(
+    "entry", yaml.safe_load((BENCHMARKS / "landscape" / "landscapes.yaml").read_text())["landscapes"]
+)
+def test_each_config_of_the_landscapes_is_valid(entry: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    document = yaml.safe_load((BENCHMARKS / "landscape" / "landscapes.yaml").read_text())
+    commands = dict(record_all.build_commands({**document, "landscapes": [entry]}, tmp_path, tmp_path / "work"))
     recorded: list[argparse.Namespace] = []
     monkeypatch.setattr(landscape_script, "record", recorded.append)
     monkeypatch.setattr("sys.argv", commands[entry["name"]][1:])

@@ -1,6 +1,7 @@
 """The offload experiments: what they move, and what they say of it."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ from autotune.workloads.factory import load_workload
 from experiments.benchmarks.offload import __main__ as offload
 from experiments.benchmarks.offload import alternate, summary
 from experiments.claims.nntrainer_offload import __main__ as table
+from experiments.common.result_file import NOT_RECORDED, missing_facts
 from tests.experiments.paths import CLAIMS
+
+FACTS = {"machine": {"silicon": "x", "memory_bytes": 2**30}, "date": "then", "command": "c", "load_before": 0.0}
 
 
 @pytest.fixture
@@ -183,3 +187,61 @@ def test_an_adaptation_is_told_by_its_windows_its_last_change_and_the_steps_befo
     assert cells == ["9.0", "8 -> 4 -> 8 -> 6", "9", "2.000 -> 1.000", "200.0 -> 100.0", "8.0"]
     still = summary._adapt_cells({"budget_bytes": 2**20, "steps": steps[:6]}).split(" | ")
     assert still[1:3] == ["8", "0"]
+
+
+def run_offload(
+    monkeypatch: pytest.MonkeyPatch, out: Path, arguments: str, *, commit: str, digest: str
+) -> dict[str, Any]:
+    """Run the command on ResNet-18 with fake measurements; return the result file."""
+
+    def measure(model: str, parts: list[str], *_: object, results: dict[str, Any], save: offload.SavePart) -> None:
+        for part in parts:
+            if part not in results.setdefault(model, {}):
+                results[model][part] = {}
+                save(model, part)
+
+    monkeypatch.setattr(offload, "measure", measure)
+    monkeypatch.setattr(offload, "collect_facts", lambda: {**FACTS, "commit": commit})
+    monkeypatch.setattr(offload, "capture_digests", lambda workloads: dict.fromkeys(workloads, digest))
+    monkeypatch.setattr(offload, "summary", lambda results: "")
+    monkeypatch.setattr(offload, "plot", lambda results, path: None)
+    monkeypatch.setattr(sys, "argv", ["offload", "--models", "resnet18", "--out", str(out), *arguments.split()])
+    offload.main()
+    document: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return document
+
+
+def test_a_missing_part_leaves_commit_and_graph_of_the_stored_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run_offload(monkeypatch, tmp_path, "--parts windows", commit="one", digest="08ff")
+    document = run_offload(monkeypatch, tmp_path, "--parts windows media", commit="two", digest="08ff")
+    commits = {part: facts["commit"] for part, facts in document["origins"].items()}
+    assert commits == {"resnet18, windows": "one", "resnet18, media": "two"}
+    assert (document["commit"], document["graphs"], missing_facts(document)) == ("two", {"resnet18": "08ff"}, ())
+    # nothing is missing, so nothing is written
+    assert run_offload(monkeypatch, tmp_path, "--parts media", commit="three", digest="1b3e") == document
+
+
+def test_a_missing_part_of_another_graph_is_refused_until_all_are_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    before = run_offload(monkeypatch, tmp_path, "--parts windows", commit="one", digest="08ff")
+    message = (
+        r"results\.json: resnet18, windows is of the graph 08ff of resnet18, which is captured as 1b3e now; "
+        r"measure its parts again: --models resnet18 --again"
+    )
+    for arguments in ("--parts media", "--parts media --again"):
+        with pytest.raises(SystemExit, match=message):
+            run_offload(monkeypatch, tmp_path, arguments, commit="two", digest="1b3e")
+    assert json.loads((tmp_path / "results.json").read_text()) == before
+    after = run_offload(monkeypatch, tmp_path, "--again", commit="two", digest="1b3e")
+    assert after["graphs"] == {"resnet18": "1b3e"}
+    assert {facts["commit"] for facts in after["origins"].values()} == {"two"}
+
+
+def test_a_part_of_an_older_file_does_not_get_the_graph_of_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    older = {"models": {"resnet18": {"windows": {}}}, "commands": ["c"], "device": FACTS["machine"]}
+    (tmp_path / "results.json").write_text(json.dumps(older))
+    document = run_offload(monkeypatch, tmp_path, "--parts windows media", commit="two", digest="1b3e")
+    assert document["origins"]["resnet18, windows"]["graphs"] == NOT_RECORDED
+    assert document["origins"]["resnet18, media"]["graphs"] == {"resnet18": "1b3e"}
+    assert missing_facts(document) == ("commit", "graphs", "date")

@@ -32,6 +32,7 @@ def peer(name: str, nbytes: int, ratio: float) -> VariantPoint:
         ([peer("larger", 501, 1.0)], PeerVerdict.CLEAR, ""),
         ([peer("slower", 400, 1.5)], PeerVerdict.CLEAR, ""),
         ([peer("as fast", 500, 1.19)], PeerVerdict.UNCERTAIN, "as fast"),
+        ([peer("hardly slower", 500, 1.21)], PeerVerdict.UNCERTAIN, "hardly slower"),
         ([peer("better", 500, 1.1)], PeerVerdict.DOMINATED, "better"),
         ([peer("as fast", 300, 1.19), peer("better", 500, 1.1)], PeerVerdict.DOMINATED, "better"),
     ],

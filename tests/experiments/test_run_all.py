@@ -182,7 +182,7 @@ def test_results_of_allocators_on_another_machine_are_set_aside_and_old_champion
 def test_gains_of_a_night_leave_its_studies_where_they_are(tmp_path: Path):
     table = {experiment.short_name: experiment for experiment in EXPERIMENTS}
     machine = FakeMachine()
-    machine.session(tmp_path).run([table["landscape/night"]])
+    machine.session(tmp_path).run([table["landscape/record_all"]])
     study = write_file(tmp_path / "runs/landscapes/bert/run/study.json")
     recorded = write_file(tmp_path / "experiments/benchmarks/landscape/results/bert.json")
     machine.session(tmp_path).run([table[name] for name in ("landscape/gains", "landscape/replays")])

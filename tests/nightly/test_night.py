@@ -26,7 +26,7 @@ from autotune.ir.plan import Plan
 from autotune.nightly import parallel
 from autotune.nightly.diagnosis import Cause, Conditions
 from autotune.nightly.history import EntryDirectory, NightVerdict, plan_identity
-from autotune.nightly.night import NightJob, latest_night, run_night
+from autotune.nightly.night import NightJob, latest_night, run_entry, run_night
 from autotune.nightly.result_files import build_row, to_document
 from autotune.nightly.results import worst_error
 from autotune.records import plan_file as planfile
@@ -558,6 +558,32 @@ def test_one_bad_entry_does_not_end_the_night(bench: Bench):
     assert exit_code(results) == 2
 
 
+@pytest.mark.parametrize("in_processes", [False, True])
+def test_an_entry_whose_history_cannot_be_read_fails_and_costs_no_other_its_night(
+    bench: Bench, monkeypatch, in_processes: bool
+):
+    clock = bench.runner.clock
+    monkeypatch.setattr(parallel, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=lambda seconds: None))
+    bench.search.finds = CHAMPION
+    history = bench.home("bad").history_file
+    history.parent.mkdir(parents=True)
+    history.write_text("no record\n")
+
+    def start(entry, entry_time) -> SimpleNamespace:
+        """Run the entry at once, as its process would."""
+        run_entry(job, entry.key, "n1", entry_time)
+        return SimpleNamespace(poll=lambda: 0)
+
+    job = NightJob(
+        bench.options("bad", "good"), Path("night.yaml"), bench.open, bench.search, lambda night: None,
+        {None: 1}, start if in_processes else None,
+    )  # fmt: skip
+    bad, good = run_night(job, "n1").nights
+    assert (bad.verdict, good.verdict) == (NightVerdict.FAILED, NightVerdict.NEW)
+    assert f"{history}:1: not JSON" in bad.detail
+    assert history.read_text() == "no record\n"
+
+
 def test_a_challenger_that_cannot_be_read_is_set_aside_and_costs_no_night(bench: Bench):
     bench.crown()
     bench.home().challenger.write_text('{"schema": 0}')
@@ -732,19 +758,32 @@ def test_a_torn_line_costs_its_own_night_and_no_other(bench: Bench, keep: int):
     assert [night.night for night in bench.home().history()] == ["n0", "n1", "n2", "n3"]
 
 
-def test_killed_between_history_and_plan_file_a_promotion_is_finished_by_the_next_night(bench: Bench, monkeypatch):
+def kill_in_promotion(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End the night that promotes a challenger after it wrote its history, before it moves the plan file."""
     bench.crown()
     bench.search.finds, bench.runner.pace[CHALLENGER] = CHALLENGER, 0.9
     bench.night("n5")
-
     with monkeypatch.context() as patch:
-        patch.setattr(
-            EntryDirectory, "record", lambda home, night: append_line(home.directory / "history.jsonl", night)
-        )
+        patch.setattr(EntryDirectory, "record", lambda home, night: append_line(home.history_file, night))
         assert bench.night("n6").promoted == CHALL
     assert planfile.read(bench.home().champion).plan == CHAMPION
     bench.search.finds = None
+
+
+def test_killed_between_history_and_plan_file_a_promotion_is_finished_by_the_next_night(bench: Bench, monkeypatch):
+    kill_in_promotion(bench, monkeypatch)
     assert bench.night("n7").champion == CHALL
+    assert planfile.read(bench.home().champion).plan == CHALLENGER
+
+
+def test_killed_between_history_and_plan_file_a_promotion_survives_a_night_that_cannot_begin(bench: Bench, monkeypatch):
+    kill_in_promotion(bench, monkeypatch)
+
+    def refuse(entry, log_dir):
+        raise StoreError("ssd store: no directory /fast")
+
+    bench.open = refuse
+    assert bench.night("n7").verdict is NightVerdict.FAILED
     assert planfile.read(bench.home().champion).plan == CHALLENGER
 
 

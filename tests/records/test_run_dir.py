@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import LockedError
+from autotune.errors import ConfigError, LockedError
 from autotune.records.run_dir import RunDir, find_active_process, lock_file, lock_run_dir, with_name, write_text
 
 
@@ -59,6 +59,12 @@ def test_a_second_lock_names_the_process_and_the_remedy(tmp_path: Path):
         refused = pytest.raises(LockedError, match=f"process {os.getpid()} works here; wait for it or go elsewhere")
         with refused, lock_run_dir(tmp_path, "go elsewhere"):
             pass
+
+
+def test_a_directory_whose_study_failed_has_no_active_process_while_that_process_lives_on(tmp_path: Path):
+    with pytest.raises(ConfigError), lock_run_dir(tmp_path):
+        raise ConfigError("the plan cannot be written")
+    assert find_active_process(tmp_path) is None
 
 
 def test_a_lock_of_another_machine_names_it_and_is_no_process_of_this_one(tmp_path: Path):

@@ -521,12 +521,14 @@ def test_two_directories_that_share_a_database_keep_their_artifacts_apart(tmp_pa
     assert len(open_client(uri).search_experiments(filter_string="name LIKE 'autotune.%'")) == 2
 
 
-def test_a_directory_whose_store_others_use_leaves_their_artifacts_in_their_places(tmp_path, monkeypatch):
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_a_directory_whose_store_others_use_leaves_their_artifacts_in_their_places(order, tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "a" / "runs").mkdir(parents=True)
     uri = f"sqlite:///{tmp_path / 'a' / 'runs' / 'mlflow.db'}"
-    for name, address in (("a", None), ("b", uri)):
+    for name in order:
         runs = tmp_path / name / "runs"
-        config = configured(tmp_path / name, runs=str(runs), trials=3, tracking_uri=address)
+        config = configured(tmp_path / name, runs=str(runs), trials=3, tracking_uri=uri if name == "b" else None)
         tune(config, FakeRunner(), runs / "first", progress=(tracker := Tracker(config, runs / "first")))
         assert "mlflow ui" in tracker.finish(), tracker.problem
     relocate_artifacts(tmp_path / "a" / "runs")
@@ -555,6 +557,13 @@ def test_without_a_server_the_study_goes_on_says_so_at_once_and_once_more_at_the
     assert message.startswith("not logged to http://127.0.0.1:9: ")
     assert "\n" not in message
     assert f"autotune report {tmp_path / 'run'} --log" in message
+
+
+def test_the_command_that_logs_a_study_later_is_quoted_for_a_shell(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    config, run_dir = configured(tmp_path, trials=3), tmp_path / "my run"
+    tune(config, FakeRunner(), run_dir, lasting=False)
+    assert Tracker(config, run_dir).finish().endswith(f". autotune report '{run_dir}' --log logs it later")
 
 
 def test_what_a_server_missed_is_delivered_when_it_is_back(logged, tmp_path, monkeypatch):

@@ -171,6 +171,22 @@ def test_a_loss_that_padding_changes_is_never_padded_and_the_difference_is_named
     step.close()
 
 
+def test_padding_that_reaches_a_buffer_alone_is_a_difference():
+    class Mean(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(8))
+
+        def forward(self, hidden):
+            with torch.no_grad():
+                self.mean.lerp_(hidden.mean((0, 1)), 0.1)
+            return hidden
+
+    workload = make(layer=Mean)
+    effect = compare_padded(workload.model, loss_fn, text(6), Buckets(SIZES).resize(text(6), 8))
+    assert "buffer" in effect.difference
+
+
 def test_a_check_leaves_gradients_buffers_and_generators_as_they_are():
     workload = make(layer=lambda: Norm(8), dropout=0.5)
     loss_fn(workload.model, text(16)).backward()

@@ -66,6 +66,21 @@ def test_another_backend_of_attention_is_not_left_to_a_process_that_has_its_own(
         assert not any("flash" in op.target for op in step._selector.last.program.graph.ops)
 
 
+@pytest.mark.filterwarnings("ignore:the step with other backends")
+def test_a_library_of_kernels_that_is_switched_off_counts_from_the_next_step():
+    def make_lstm() -> Workload:
+        workload = make(lambda: nn.LSTM(8, 8), loss_fn=lambda model, batch: model(batch)[0].square().mean())
+        workload.batch = torch.randn(4, 2, 8, generator=torch.Generator().manual_seed(0))
+        return workload
+
+    workload, twin = make_lstm(), make_lstm()
+    with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch) as step:
+        assert any("mkldnn" in op.target for op in step.graph.ops)
+        with torch.backends.mkldnn.flags(enabled=False):
+            assert torch.equal(step(workload.batch), eager_step(twin)[0])
+            assert not any("mkldnn" in op.target for op in step._selector.last.program.graph.ops)
+
+
 def mse(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return (model(batch[0]) - batch[1]).square().mean()
 

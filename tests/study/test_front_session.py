@@ -19,6 +19,7 @@ from autotune.errors import ConfigError, PlanError
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.planners import make_plan
+from autotune.planners.candidates import DevicePlanning
 from autotune.predict.simulate import simulate
 from autotune.records import plan_file as planfile
 from autotune.records.config import Config, load_config
@@ -281,6 +282,41 @@ def test_a_study_cut_off_among_the_levels_goes_on_with_the_same_levels(told, tmp
     levels = [trial.target_bytes for trial in whole.trials[2 : 2 + LEVELS]]
     assert {trial.target_bytes for trial in rest.trials[2 : 2 + LEVELS]} == set(levels)
     assert len(rest.front) >= 8
+
+
+def test_a_level_that_no_plan_meets_is_proposed_once_and_the_other_levels_are_planned(told, tmp_path):
+    levels = [trial.target_bytes for trial in told[2].trials[2 : 2 + EVEN_LEVELS]]
+    unmet, asked = levels[1], list[int]()
+
+    class Coarse(DevicePlanning):
+        """All of its plans for one of the even levels are too large."""
+
+        def propose(self, budget_bytes):
+            asked.append(budget_bytes)
+            for candidate in super().propose(budget_bytes):
+                if budget_bytes != unmet or candidate.estimate.peak_bytes > unmet:
+                    yield candidate
+
+    tune(configured(tmp_path, trials=2 + LEVELS), runner(), tmp_path / "run", planning=Coarse, lasting=False)
+    assert asked.count(unmet) == 1
+    assert set(levels) <= set(asked)
+
+
+def test_levels_go_on_the_same_after_a_resume_where_recorded_estimates_are_not_the_planners(tmp_path):
+    """On a GPU the peak of the caching allocator replaces the one that planners predict."""
+
+    class Reserving(DevicePlanning):
+        def estimate_layout(self, candidate):
+            return replace(candidate.estimate, peak_bytes=candidate.estimate.peak_bytes + 10_000)
+
+    def plan_levels() -> list[int | None]:
+        config = configured(tmp_path, trials=2 + EVEN_LEVELS)
+        result = tune(config, runner(), tmp_path / "run", planning=Reserving, lasting=False)
+        return [trial.target_bytes for trial in result.trials[2 : 2 + EVEN_LEVELS]]
+
+    whole, path = plan_levels(), RunDir(tmp_path / "run").trials
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:5]))  # as if it had been killed
+    assert plan_levels() == whole
 
 
 def test_a_budget_is_the_upper_limit_of_the_front(tmp_path):

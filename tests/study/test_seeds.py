@@ -19,7 +19,9 @@ from autotune.records.json_codec import to_json
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.plan_file import PlanFile
 from autotune.records.trial import Trial, TrialKind, append_trial
+from autotune.study.priors.observations import EarlierRun
 from autotune.study.seeds import Seeds, read_seeds
+from autotune.study.verdicts.ranking import TrialScore
 from autotune.workloads.reference import WorkloadRef
 from tests.measure.test_device_profile import DEVICE, PROFILE
 
@@ -74,6 +76,24 @@ def test_settings_that_cannot_be_searched_here_are_left_out_and_equal_ones_taken
     assert Seeds((windowed(),)).adapt({}, build_space(KINDS, set())) == []
 
 
+@pytest.mark.parametrize(("there", "here"), [("arena", "system"), ("system", "arena")])
+def test_settings_and_scores_of_another_kind_of_device_get_this_ones_only_allocator(there: str, here: str) -> None:
+    searched = {**SEARCHED, "allocator": {here: SEARCHED["allocator"][here]}}
+    recorded = {**windowed(), "allocator": {"planner": there}}
+    expected = {**windowed(), "allocator": {"planner": here}}
+    score = TrialScore(0.9, 1000, 0.0, 0.0, imputed=False)
+    seeds = Seeds((recorded,), earlier=EarlierRun("digest", DEVICE, 1, ((recorded, score),)))
+    assert seeds.adapt({"ssd": SLOW}, searched) == [expected]
+    assert seeds.adapt_scores({"ssd": SLOW}, searched) == [(expected, score)]
+
+
+def test_a_knob_that_settings_lack_gets_its_default() -> None:
+    """A machine without CP-SAT searches no windows, so its settings have none."""
+    searched = {**SEARCHED, "recompute": {"greedy": dict(KINDS["recompute"]["greedy"].knobs)}}
+    recorded = {**windowed(), "recompute": {"planner": "greedy", "greed": 1.5, "share": 1.0}}
+    assert Seeds((recorded,)).adapt({"ssd": SLOW}, searched) == [windowed()]
+
+
 def trial(number: int, ratio: float, settings: Settings, **changes: object) -> Trial:
     seen = Measurement(Outcome.OK, step_seconds=(ratio,), baseline_seconds=(1.0,), device=DEVICE)
     made = Trial(number, TrialKind.SEARCH, "net()", "digest", settings, Plan((0,)), ESTIMATE, seen)
@@ -94,6 +114,16 @@ def test_of_a_run_the_fastest_plans_that_held_are_taken_with_what_its_stores_did
     found = read_seeds(tmp_path, tmp_path / "runs")
     assert [settings["offload"]["window"] for settings in found.settings] == [7, 6, 5]
     assert found.stores == {"ssd": FAST}
+
+
+def test_of_a_run_whose_eager_step_did_not_fit_the_fastest_plans_by_seconds_are_taken(tmp_path: Path) -> None:
+    baseline = Measurement(Outcome.OUT_OF_MEMORY)
+    append_trial(tmp_path / "trials.jsonl", trial(0, 1.0, {}, kind=TrialKind.BASELINE, plan=None, measurement=baseline))
+    for number in range(1, 6):
+        seen = Measurement(Outcome.OK, step_seconds=(6.0 - number,), device=DEVICE)
+        append_trial(tmp_path / "trials.jsonl", trial(number, 1.0, windowed(window=number), measurement=seen))
+    found = read_seeds(tmp_path, tmp_path / "runs")
+    assert [settings["offload"]["window"] for settings in found.settings] == [5, 4, 3]
 
 
 def test_a_plan_file_brings_its_settings_and_its_devices_profile_the_stores(tmp_path: Path) -> None:

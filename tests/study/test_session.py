@@ -40,7 +40,7 @@ from autotune.records.run_dir import lock_run_dir
 from autotune.records.trial import Trial, load_trials
 from autotune.report.tables import confirmed_rows, trial_rows, trial_verdict
 from autotune.study.events import Disturbed, Event, Finished, Logged, Measuring, PhaseStarted, Resolved
-from autotune.study.recorded_run import RecordedRun
+from autotune.study.recorded_run import RecordedRun, read_session_end
 from autotune.study.runner import MAX_FRUITLESS, MAX_REPEATS, QuietRunner
 from autotune.study.session import StudyResult, tune
 from autotune.study.verdicts.ranking import NOTABLE_SHARE, TIE_SHARE, plan_hash, ratio_noise
@@ -379,6 +379,22 @@ def test_a_plan_that_can_be_written_only_beside_its_records_is_told_where_and_th
     assert reported == [tmp_path / "run"]
 
 
+def test_a_runner_that_fails_to_close_costs_neither_the_plan_nor_the_summary_nor_the_report(tmp_path):
+    class Unclosable(FakeRunner):
+        def close(self):
+            raise WorkerError("the device does not answer")
+
+    reported: list[Path] = []
+    with pytest.raises(WorkerError, match="the device does not answer"):
+        tune(
+            configured(tmp_path, trials=3, moves=False), Unclosable(), tmp_path / "run", lasting=False,
+            write_report=lambda run_dir: reported.append(run_dir) or run_dir,
+        )  # fmt: skip
+    assert planfile.read(tmp_path / "plans" / "run.json").plan is not None
+    assert json.loads((tmp_path / "run" / "study.json").read_text())["best"] is not None
+    assert reported == [tmp_path / "run"]
+
+
 def test_infeasible_names_the_op_the_lowest_peak_and_the_next_move(tmp_path):
     runner = FakeRunner()
     with pytest.raises(InfeasibleError, match=r"needs \d.* at (dw|dx|loss|dloss|fwd)\d* .*20%.*--store ssd=DIR"):
@@ -644,6 +660,15 @@ def test_seeds_that_come_after_the_first_plans_are_named_as_not_read(told, tmp_p
     assert note.message.startswith(f"{told[0] / 'run'} is not read: run chose its first plans already")
     assert not [trial for trial in late.trials if trial.kind == "seed"]
     assert load_config(str(tmp_path / "run" / "config.yaml")).seed_from is None
+
+
+def test_seeds_of_which_none_can_be_planned_here_are_named(told, tmp_path, monkeypatch):
+    monkeypatch.setattr("autotune.planners.space.find_spec", lambda _: None)  # windows take CP-SAT seconds each
+    events, source = list[Event](), str(told[0] / "run")
+    result = run(tmp_path, FakeRunner(), events, trials=3, planners=GREEDY, seed_from=source)
+    (note,) = (event for event in events if isinstance(event, Logged) and event.store == "seeds")
+    assert note.message == f"{source}: none of its settings can be planned here"
+    assert not [trial for trial in result.trials if trial.kind == "seed"]
 
 
 def test_a_seed_that_is_no_run_stops_the_study_in_one_line(tmp_path):
@@ -1012,3 +1037,12 @@ def test_a_resumed_study_without_a_winner_measures_killed_plans_again(tmp_path):
     assert records[: len(before)] == before
     assert RecordedRun.load(tmp_path / "run").best == result.best
     assert run(tmp_path, FakeRunner(), trials=4, lasting=True).best == result.best
+
+
+def test_the_summary_of_a_resumed_study_counts_the_killed_trials_that_it_dropped(tmp_path):
+    with pytest.raises(WorkerError):
+        run(tmp_path, KilledRunner(), trials=4, lasting=True)
+    result = run(tmp_path, trials=4, lasting=True)
+    recorded = load_trials(tmp_path / "run" / "trials.jsonl")
+    assert len(recorded) > len(result.trials)
+    assert read_session_end(tmp_path / "run", len(recorded))["best"] == result.best.number

@@ -49,6 +49,21 @@ def test_runs_of_one_workload_are_studies_of_their_own_and_later_sessions_add_th
     assert copy.user_attrs == original.user_attrs
 
 
+def test_a_trial_that_waits_keeps_no_later_trial_from_the_copy_and_changes_no_number(tmp_path: Path):
+    """An interrupted trial is enqueued again, and trials that Optuna does not suggest may end before it runs."""
+    run_dir, address = tmp_path / "run", f"sqlite:///{tmp_path}/shared.db"
+    run(run_dir, 3)
+    original = optuna.load_study(study_name=None, storage=f"sqlite:///{RunDir(run_dir).optuna}")
+    original.enqueue_trial({"recompute": "keep"}, user_attrs={"retry_of": 2})
+    original.add_trial(optuna.trial.create_trial(value=0.5))
+    share_study(address, run_dir)
+    copy = optuna.load_study(study_name=None, storage=address)
+    finished = {trial.number: trial.values for trial in original.trials if trial.state.is_finished()}
+    complete = [trial for trial in copy.trials if trial.state is optuna.trial.TrialState.COMPLETE]
+    assert {trial.number: trial.values for trial in complete} == finished
+    assert share_study(address, run_dir).startswith("0 trials copied")
+
+
 def test_a_study_below_a_directory_with_characters_of_an_address_is_kept_and_copied(tmp_path: Path):
     run_dir = tmp_path / "50%41 {x}" / "what?"
     run(run_dir, 3)

@@ -492,7 +492,8 @@ def test_a_dry_run_tells_frontier_trials_and_time_runs_no_step_and_writes_nothin
         low, high = one["step_bytes_range"]
         assert low < one["estimate"]["peak_bytes"] < high
         assert one["ratio_range"][0] < one["ratio"] < one["ratio_range"][1]
-    code, out, _ = run("tune", few_planners, "--trials", "8", "--dry-run")
+    code, out, err = run("tune", few_planners, "--trials", "8", "--dry-run", "--name", "first")
+    assert "--dry-run does not use --name\n" in err
     lines = out.splitlines()
     assert code == 0
     assert lines[0].split()[:2] == ["step", "MiB"]
@@ -920,6 +921,28 @@ def test_a_run_that_tune_continues_keeps_its_stores_and_records_the_new_options_
     code, _, err = run("tune", few_planners, "--name", "one", "--limit", "900MiB")
     last = "error: runs/one: contains a study for limit none, not 900MiB; tune under another --name"
     assert (code, err.splitlines()[-1]) == (2, last)
+
+
+@pytest.mark.usefixtures("fake_device")
+def test_a_run_is_logged_later_to_the_address_that_resume_had_and_keeps_its_own_limits(
+    few_planners: str, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    addresses: list[str | None] = []
+
+    class LaterTracker(FakeTracker):
+        problem = ""
+
+        def __init__(self, config: Config, run_dir: Path) -> None:
+            super().__init__(config, run_dir)
+            addresses.append(config.tracking_uri)
+
+    assert run("tune", few_planners, "--trials", "4", "--name", "one")[0] == 0
+    assert run("resume", "runs/one", "--trials", "5", "--tracking-uri", "sqlite:///other.db")[0] == 0
+    monkeypatch.setattr("autotune.cli.commands.report.Tracker", LaterTracker)
+    code, _, err = run("report", "runs/one", "--log")
+    assert code == 0, err
+    assert addresses == ["sqlite:///other.db"]
+    assert load_config("runs/one/config.yaml").trials == 4
 
 
 def test_the_table_of_a_study_has_measured_trials_only_and_counts_the_others(

@@ -107,7 +107,7 @@ def test_every_file_that_is_named_exists():
 
 
 def test_every_fault_on_record_has_its_test():
-    text = (ROOT / "tests" / "system" / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "tests" / "system" / "fixed_faults.md").read_text(encoding="utf-8")
     named = re.findall(r"^\| .+ \| (tests/[\w/]+\.py)::(\w+) \| (?:command|Python|source) \|$", text, re.MULTILINE)
     assert len(named) == text.count("\n| ") - 1  # every row but the head's
     missing = [

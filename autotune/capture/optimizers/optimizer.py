@@ -55,7 +55,7 @@ class Updates:
         self.optimizer = optimizer
         self.on_gradient: Callable[[str, torch.Tensor], None] | None = None
         self.writes_gradients = writes_gradients
-        """The optimizer changed gradients in place in a trial: a gradient that other ops read too is copied for it."""
+        """The optimizer changed gradients in place in a trial, or kept them: one that other ops read too is copied for it."""
         # torch wraps `step` for its profiler and for hooks, which belong to a whole step and not to each parameter
         self._step = get_unhooked_step(optimizer)
         self._group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}

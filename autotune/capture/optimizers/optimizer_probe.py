@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from autotune.capture.optimizers.optimizer_copy import (
@@ -41,7 +42,7 @@ class OptimizerBehavior:
     draws: bool = False
     """Its step draws random numbers, or may."""
     writes_gradients: bool = False
-    """Its step changes gradients in place, or may."""
+    """Its step changes gradients in place or keeps them in its state, or may."""
 
 
 def probe(optimizer: torch.optim.Optimizer) -> OptimizerBehavior:
@@ -237,7 +238,8 @@ class _Trial:
         with torch.no_grad():
             self._step(image)
         self._result.wrote_gradients |= any(
-            p.grad is not gradient or _bits(gradient) != _bits(first) for p, gradient, first in passed
+            p.grad is not gradient or _bits(gradient) != _bits(first) or _keeps(self._state.get(p), gradient)
+            for p, gradient, first in passed
         )
         after = _print_beyond_state(image, groups, self._names)
         differing = (key for key in {**before, **after} if before.get(key) != after.get(key))
@@ -255,6 +257,14 @@ class _Trial:
         if foreign:
             self._result.changed = self._result.changed or f"state[{foreign[0]!r}]"
         return self._result
+
+
+def _keeps(state: Any, gradient: torch.Tensor | None) -> bool:
+    """Return True if a gradient itself, and no copy, is part of a parameter's state."""
+    leaves = [leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, torch.Tensor)]
+    return gradient is not None and any(
+        leaf.untyped_storage()._cdata == gradient.untyped_storage()._cdata for leaf in leaves
+    )
 
 
 def _copy_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

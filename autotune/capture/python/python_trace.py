@@ -96,6 +96,7 @@ def trace_python(step: StepModule, tensors: list[torch.Tensor], dynamic: frozens
         _compiling_state_context(),
         torch._dynamo.config.patch(
             replay_side_effects=False,
+            use_numpy_random_stream=True,  # else numpy's numbers would come from torch's generator
             side_effect_replay_policy="warn",
             ignore_logger_methods=_logger_methods(),
             specialize_float=not dynamic,

@@ -279,6 +279,13 @@ def _failure(source: str, name: str, frozen: Frozen, current: Any, line: str) ->
     return GuardFailure(source, name, frozen.describe(name), None if current is MISSING else current, line)
 
 
+_GLOBAL_HOOKS = (
+    module_globals._global_forward_pre_hooks, module_globals._global_forward_hooks,
+    module_globals._global_backward_pre_hooks, module_globals._global_backward_hooks,
+)  # fmt: skip
+"""Hooks of all modules, by number."""
+
+
 def _global_state() -> tuple[Any, ...]:
     """Return the modes of torch that a trace depends on."""
     return (
@@ -288,6 +295,6 @@ def _global_state() -> tuple[Any, ...]:
         torch.is_autocast_enabled("cpu"),
         torch.is_autocast_enabled("cuda"),
         torch.get_num_threads(),
-        len(module_globals._global_forward_hooks) + len(module_globals._global_forward_pre_hooks),
+        *(tuple(hooks.items()) for hooks in _GLOBAL_HOOKS),
         nn.Module.__call__,
     )

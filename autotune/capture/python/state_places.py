@@ -83,9 +83,19 @@ class StateReads:
     forwards: dict[type, Any] = field(default_factory=dict)
     """`forward` of each class of modules."""
 
+    def find_unreported_writes(self) -> dict[tuple[int, str], tuple[Place, Any]]:
+        """Return the globals and variables of closures, which report no writes, that have another value than the one read."""
+        return {
+            key: (place, before)
+            for key, (place, before) in self.reads.items()
+            if place.kind in ("cell", "item") and not is_same(before, place.read())
+        }
+
 
 def plain_content(container: Any) -> Any:
-    """Return a copy of a container's content, whatever methods its class has of its own."""
+    """Return a copy of a container's content, whatever methods its class has of its own, or of an array."""
+    if isinstance(container, np.ndarray):
+        return container.copy()
     if isinstance(container, dict):
         return dict(dict.items(container))
     if isinstance(container, types.MappingProxyType):
@@ -96,6 +106,9 @@ def plain_content(container: Any) -> Any:
 
 
 def fill(container: Any, content: Any) -> None:
+    if isinstance(container, np.ndarray):
+        container[...] = content
+        return
     kinds: tuple[Any, ...] = (dict, list, deque, set)
     kind = next(kind for kind in kinds if isinstance(container, kind))
     kind.clear(container)
@@ -116,6 +129,8 @@ def is_same(before: Any, after: Any) -> bool:
         return True
     if type(before) is not type(after):
         return False
+    if isinstance(before, np.ndarray):
+        return bool(before.shape == after.shape and before.tobytes() == after.tobytes())
     if isinstance(before, (dict, types.MappingProxyType)):
         return list(before) == list(after) and all(is_same(before[key], after[key]) for key in before)
     if isinstance(before, (list, tuple, deque)):
@@ -151,12 +166,24 @@ def is_same_state(before: Any, after: Any) -> bool:
 
 
 def assign(owner: Any, key: str, value: Any) -> None:
-    """Restore an attribute as it was, without the checks of `nn.Module`."""
+    """Restore an attribute, an item or a cell as it was, without the checks of `nn.Module`."""
     if isinstance(owner, (type, types.ModuleType)):
         if value is MISSING:
             delattr(owner, key)
         else:
             setattr(owner, key, value)
+        return
+    if isinstance(owner, types.CellType):
+        if value is MISSING:
+            del owner.cell_contents
+        else:
+            owner.cell_contents = value
+        return
+    if isinstance(owner, dict):  # globals, or a table of a module
+        if value is MISSING:
+            owner.pop(key, None)
+        else:
+            owner[key] = value
         return
     attributes = instance_dict(owner)
     if isinstance(owner, nn.Module):

@@ -262,7 +262,7 @@ class Recorder:
 
     def _note_content(self, place: Place, value: Any) -> None:
         """Note a container's content before the step, to detect changes of it."""
-        if isinstance(value, (list, dict, set, deque)) and id(value) not in self._containers:
+        if isinstance(value, (list, dict, set, deque, np.ndarray)) and id(value) not in self._containers:
             self._containers[id(value)] = place, value, plain_content(value)
             self._keep.append(value)
 
@@ -370,6 +370,7 @@ class Recorder:
             self.result.reads.pop(place, None)
 
     def _collect_changes(self) -> None:
+        self._writes |= self.result.find_unreported_writes()
         for key, (place, before) in self._writes.items():
             after = place.read()
             if not is_same(before, after):

@@ -58,12 +58,22 @@ def refusing_unrecorded() -> Iterator[None]:
         for module, name in _GENERATOR_CALLS:
             stack.enter_context(mock.patch.object(module, name, refusing(name, getattr(module, name))))
         stack.enter_context(mock.patch.object(hooks, "__enter__", enter_hooks))
+        state = torch.default_generator.get_state()
         yield
+        if not torch.equal(state, torch.default_generator.get_state()):  # numbers are drawn on fake tensors
+            raise CaptureError(
+                "the step seeds torch.default_generator, and a captured step does not; seed it before the step"
+            )
+
+
+def _of_devices(name: str) -> list[tuple[Any, str]]:
+    return [(torch.cuda, name), (torch.cuda.random, name)]
 
 
 _GENERATOR_CALLS = (
     (torch, "manual_seed"), (torch, "seed"), (torch, "set_rng_state"), (torch.random, "manual_seed"), (torch.random, "seed"),
-    (torch.random, "set_rng_state"), (torch.random, "fork_rng"),
+    (torch.random, "set_rng_state"), (torch.random, "fork_rng"), *_of_devices("manual_seed"), *_of_devices("manual_seed_all"),
+    *_of_devices("seed"), *_of_devices("seed_all"), *_of_devices("set_rng_state"), *_of_devices("set_rng_state_all"),
 )  # fmt: skip
 
 

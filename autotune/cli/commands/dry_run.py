@@ -23,8 +23,13 @@ TOO_NOISY = 1.0
 """Relative noise of the device's times above which bars around predicted times mean nothing."""
 
 
-def run(config: "Config", *, json: bool) -> None:
-    """Print the forecast of a study; then raise InfeasibleError where no plan fits the budget."""
+def run(config: "Config", *, json: bool, without_effect: Sequence[str] = ()) -> None:
+    """Print the forecast of a study; then raise InfeasibleError where no plan fits the budget.
+
+    `without_effect` are given options that only a study uses; a note names them.
+    """
+    if without_effect:
+        print_note(f"--dry-run does not use {', '.join(without_effect)}")
     if config.objective in BATCH_OBJECTIVES:
         estimate_sizes(config, json=json)
         return

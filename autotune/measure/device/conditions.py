@@ -3,6 +3,7 @@
 import hashlib
 import os
 import platform
+import statistics
 import subprocess
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
@@ -53,8 +54,12 @@ def read_clock_mhz() -> float | None:
     """Return the mean clock of the cores in MHz; None where the machine does not report it, as most virtual ones."""
     import psutil
 
-    clock = psutil.cpu_freq()
-    return float(clock.current) if clock is not None and clock.current else None
+    try:
+        cores = psutil.cpu_freq(percpu=True)
+    except (NotImplementedError, OSError, ValueError):  # a group of cores that is switched off
+        return None
+    clocks = [float(core.current) for core in cores if core.current]  # a core that is switched off has 0
+    return statistics.fmean(clocks) if clocks else None
 
 
 def hash_uncommitted() -> str:

@@ -56,21 +56,31 @@ class Cgroup:
         return None if text == "max" or int(text) >= 2**60 else int(text)
 
     def tightest_limit(self) -> tuple[int, int] | None:
-        """Return (bytes left, limit) where a limit leaves the fewest bytes: its own or one around it; None without any."""
+        """Return (bytes left, limit) where a limit leaves the fewest bytes: its own or one around it; None without any.
+
+        Page cache that the kernel drops when a process needs memory counts as left.
+        """
         found = []
         for path in (self.path, *self.path.parents):
             if not (path / "cgroup.procs").exists():
                 break
             cgroup = Cgroup(path, self.version)
             if (limit := cgroup.limit_bytes()) is not None:
-                found.append((max(0, limit - cgroup.usage_bytes()), limit))
+                found.append((max(0, limit - max(0, cgroup.usage_bytes() - cgroup.reclaimable_bytes())), limit))
         return min(found, default=None)
 
     def file_bytes(self) -> int:
         """Return the page cache of files, without tmpfs."""
-        counts = dict(line.split() for line in (self.path / "memory.stat").read_text(encoding="utf-8").splitlines())
+        counts = self._statistics()
         cache, shmem = ("total_cache", "total_shmem") if self.version == 1 else ("file", "shmem")
         return max(0, int(counts[cache]) - int(counts[shmem]))
+
+    def reclaimable_bytes(self) -> int:
+        """Return the page cache that no process used lately; 0 where the kernel does not tell."""
+        try:
+            return int(self._statistics().get("total_inactive_file" if self.version == 1 else "inactive_file", 0))
+        except OSError:
+            return 0
 
     def oom_kills(self) -> int:
         """Count the processes that the kernel killed here for memory so far."""
@@ -80,6 +90,9 @@ class Cgroup:
         except OSError:
             return 0
         return int(counts.get("oom_kill", 0))
+
+    def _statistics(self) -> dict[str, str]:
+        return dict(line.split() for line in (self.path / "memory.stat").read_text(encoding="utf-8").splitlines())
 
     def _number(self, name: str) -> int:
         return int((self.path / name).read_text(encoding="utf-8"))

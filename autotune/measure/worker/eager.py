@@ -259,8 +259,17 @@ def release_memory() -> None:
 
 
 def _on_device(workload: Workload, kind: str) -> Workload:
-    """Move the workload to a device; modules move in place, so that the optimizer keeps the model's parameters."""
+    """Move the workload to a GPU; modules move in place, so that the optimizer keeps the model's parameters.
+
+    Nothing is moved to the CPU. Raises ConfigError where the factory put the model elsewhere.
+    """
     if kind == "cpu":
+        elsewhere = next((leaf.device for leaf in workload.model.parameters() if leaf.device.type != "cpu"), None)
+        if elsewhere is not None:
+            raise ConfigError(
+                f"the factory's model is on {elsewhere}, and device is cpu: add --device {elsewhere.type}, or let the factory make "
+                "the model on the CPU"
+            )
         return workload
     if not torch.cuda.is_available():
         raise DeviceRefusedError(

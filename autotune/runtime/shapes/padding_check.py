@@ -1,4 +1,4 @@
-"""Compare a padded eager step with the unpadded one: loss, further results, and every gradient."""
+"""Compare a padded eager step with the unpadded one: loss, further results, buffers, and every gradient."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,8 +65,13 @@ def _run(model: torch.nn.Module, loss_fn: LossFn, batch: Any) -> Computed:
         gradients: Sequence[torch.Tensor | None] = [None] * len(trained)
         if trained and first.requires_grad:
             gradients = torch.autograd.grad(first, list(trained.values()), allow_unused=True)
+        buffers = {f"buffer {name}": buffer.detach().clone() for name, buffer in named_buffers(model, loss_fn)}
     leaves = [leaf for leaf in pytree.tree_leaves(extras) if isinstance(leaf, torch.Tensor)]
-    named = {"loss": first.detach(), **{f"result {1 + index}": leaf.detach() for index, leaf in enumerate(leaves)}}
+    named = {
+        "loss": first.detach(),
+        **{f"result {1 + index}": leaf.detach() for index, leaf in enumerate(leaves)},
+        **buffers,
+    }
     pairs = zip(trained, gradients, strict=True)
     return named, {name: gradient.detach() for name, gradient in pairs if gradient is not None}
 

@@ -59,6 +59,8 @@ class BatchEstimate:
     """Number of batch sizes that were captured."""
     seconds: float = 0.0
     """Duration of the estimate."""
+    is_interpolated: bool = True
+    """False if bytes do not grow linearly with the batch size, so that every size was captured."""
 
 
 class SmallestPlans:
@@ -151,6 +153,7 @@ def estimate_from_steps(
         normalizes_over_batch=steps.normalizes_over_batch,
         captures=steps.captures,
         seconds=time.monotonic() - began,
+        is_interpolated=steps.is_interpolated,
     )
 
 

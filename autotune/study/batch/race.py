@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from autotune.planners.space import space_without_stores
+from autotune.planners.space import Space, space_without_stores
 from autotune.records.config import Config
 from autotune.study.batch.candidates import (
     find_largest_measured,
@@ -77,7 +77,10 @@ class SizeRace:
             self.notify(f"measuring {self.search.argument}={self.search.start}, the workload's own size")
             self.record(self.measurer.measure_start(self.search))
             self.announce(self.search.start)
-        if self.search.estimate is None:
+        if self.search.estimate is not None:
+            if not self.search.estimate.is_interpolated:
+                self.steps.capture_all()
+        else:
             budget = self.config.model_copy(update={"budget": self.search.budget})
             floor_bytes = self.search.floor_bytes
             self.notify("estimating the largest sizes; nothing runs")
@@ -262,12 +265,24 @@ class SizeRace:
                         "--name with a longer --time"
                     )
                 break
+        if self.search.plan_best is None and not self.unfinished:
+            self.find_smaller_size(space)
         while (best := self.search.plan_best) is not None:
             neighbour = propose_neighbour(self.search, best)
             if neighbour is None or self.measure_plan(neighbour) is None:
                 break
         best = self.search.plan_best
         return None if best is None else best.size
+
+    def find_smaller_size(self, space: Space) -> None:
+        """Measure sizes below all that were measured, as long as none fits."""
+        refused = min(
+            (entry.size.batch for entry in self.search.measured if entry.plan is not None),
+            default=self.search.start.batch,
+        )
+        plans = SmallestPlans(self.steps, space)
+        plans.make(max(1, refused // 2))
+        self.find_largest_plan(plans, 0, refused, refused // 2)
 
     @property
     def allows_micro_batches(self) -> bool:

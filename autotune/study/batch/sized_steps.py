@@ -87,9 +87,13 @@ class SizedSteps:
             expected.graph
         )
         if not is_exact:
-            self.is_interpolated = False
-            self._steps.clear()
+            self.capture_all()
         return is_exact
+
+    def capture_all(self) -> None:
+        """Capture every size from now on."""
+        self.is_interpolated = False
+        self._steps.clear()
 
     def _capture(self, size: int) -> "CapturedStep":
         if size not in self._captured:

@@ -33,6 +33,8 @@ class BudgetLevels:
         """Seconds after which planning of one level ends; its first plan is made even if that takes longer."""
         self._answers: dict[int, Estimate] = {}
         """Estimate of each level's plan, by target in bytes; includes the plans of earlier sessions."""
+        self._proposed = set[int]()
+        """Targets that have a plan, or that no plan met."""
         planned: list[int] = []
         for trial in trials:
             if trial.kind == TrialKind.SEARCH:
@@ -43,10 +45,16 @@ class BudgetLevels:
                 self._answers[scale.low_bytes] = trial.estimate
             # earlier versions recorded no targets
             elif trial.kind in (TrialKind.PLANNER, TrialKind.REPEAT) and trial.target_bytes is not None:
-                self._answers[trial.target_bytes] = trial.estimate
+                self.add(trial)
                 planned.append(trial.target_bytes)
         self._top = max(planned, default=None)
         self._left = LEVELS - len(planned)
+
+    def add(self, trial: Trial) -> None:
+        """Add the trial of a proposed plan."""
+        if trial.target_bytes is not None and trial.estimate is not None:
+            self._answers[trial.target_bytes] = trial.estimate
+            self._proposed.add(trial.target_bytes)
 
     def propose_next(self, highest_bytes: int) -> Candidate | None:
         """Return the fastest plan by estimate of the next level, or None after the last one.
@@ -58,9 +66,9 @@ class BudgetLevels:
             target = self._choose_target(highest_bytes)
             if target is None:
                 return None
+            self._proposed.add(target)
             candidate = self._plan(target)
             if candidate is not None:
-                self._answers[target] = candidate.estimate
                 return candidate
             if self._top == target:
                 return None
@@ -71,11 +79,13 @@ class BudgetLevels:
         if self._top is None:
             self._top = min(self._scale.high_bytes, highest_bytes)
             return self._top
+        if self._top not in self._answers:
+            return None
         low, width = self._scale.low_bytes, self._answers[self._top].peak_bytes - self._scale.low_bytes
         even = [low + width * level // EVEN_LEVELS for level in range(EVEN_LEVELS + 1)]
         # the two ends come first and have plans already; they only determine the order of the others
         for rank in spread([(level,) for level in even])[2:]:
-            if even[rank] not in self._answers and low < even[rank] < low + width:
+            if even[rank] not in self._proposed and low < even[rank] < low + width:
                 return even[rank]
         return self._halve_largest_step()
 
@@ -85,7 +95,7 @@ class BudgetLevels:
         steps = {
             (low + high) // 2: slow / fast
             for (low, slow), (high, fast) in pairwise(plans)
-            if high > low + 1 and fast < slow and (low + high) // 2 not in self._answers
+            if high > low + 1 and fast < slow and (low + high) // 2 not in self._proposed
         }
         return max(steps, key=lambda target: steps[target], default=None)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from autotune.measure.survey import PreparedWorkload
 from autotune.planners.candidates import Planning
+from autotune.planners.space import Space
 from autotune.records.config import Config
 from autotune.study.events import PhaseStarted, Progress, StudyPhase
 from autotune.study.priors.discrepancy import Calibration
@@ -27,12 +28,12 @@ MODEL_SAMPLERS = frozenset({"auto", "gp", "tpe"})
 """Samplers that read the trials of a study as a whole; the others cannot use observations of other origin."""
 
 
-def record_earlier(run_dir: Path, seeds: Seeds, prepared: PreparedWorkload, budget_bytes: int) -> None:
+def record_earlier(run_dir: Path, seeds: Seeds, prepared: PreparedWorkload, searched: Space, budget_bytes: int) -> None:
     """Keep the trials of another run in this run's directory, so that a resumed study needs the other run no more."""
     if seeds.earlier is None:
         return
     source = seeds.earlier.classify(prepared.graph.digest, prepared.device, budget_bytes)
-    scores = seeds.adapt_scores(prepared.costs.stores)
+    scores = seeds.adapt_scores(prepared.costs.stores, searched)
     write_priors(run_dir, replace(read_priors(run_dir), earlier=observe_earlier(source, scores)))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autotune.records.config import Config
+from autotune.records.measurement import Outcome
 from autotune.records.trial import Trial, TrialKind
 from autotune.study.verdicts.ranking import NEW_RUNS
 
@@ -57,6 +58,12 @@ class RecentSeconds:
     def longest(self) -> float:
         """Seconds of the longest of these trials; 0 before the first."""
         return max(self.last, default=0.0)
+
+
+def ran_to_end(trial: Trial) -> bool:
+    """Return True if the trial's duration tells how long the next may take: its plan was measured, and did not crash."""
+    crashed = trial.measurement is None or trial.measurement.outcome is Outcome.CRASHED
+    return trial.was_run and trial.kind != TrialKind.REPEAT and not crashed
 
 
 def describe_end(config: Config, trials: Sequence[Trial], patience: Patience) -> str:

@@ -34,7 +34,14 @@ from autotune.study.verdicts.statistics import CONFIDENCE, Interval, median_inte
 from autotune.workloads.reference import WorkloadRef
 from experiments.common.commands import refuse_busy_machine
 from experiments.common.facts import collect_facts, format_interval, is_same_machine, judge_at_most
-from experiments.common.result_file import capture_digests, write_result
+from experiments.common.result_file import (
+    NOT_RECORDED,
+    ORIGINS,
+    capture_digests,
+    join_digests,
+    read_origins,
+    write_result,
+)
 
 HERE = Path(__file__).parent
 MODELS: dict[str, dict[str, Any]] = {
@@ -261,7 +268,8 @@ def summary(results: Mapping[str, Any]) -> str:
             f"## {model} {json.dumps(record['arguments'])}",
             "",
             f"Predicted: {record['predicted_step_bytes'] / MIB:.1f} MiB of a step, {record['static_bytes'] / MIB:.1f} of them static;"
-            f" {record['ops']} ops; {count} rounds; load {record['load'][0]:.2f} to {record['load'][1]:.2f}.",
+            f" {record['ops']} ops; {count} rounds; load {record['load'][0]:.2f} to {record['load'][1]:.2f}"
+            f"{format_commit(results.get(ORIGINS, {}).get(model, {}))}.",
             "",
             "| allocator | charged MiB | waste | excess | step s | arena's time | page faults a step | results |",
             "|---|--:|--:|--:|--:|--:|--:|---|",
@@ -277,6 +285,13 @@ def summary(results: Mapping[str, Any]) -> str:
             )
     lines += ["", "## Held to", "", *target_table(models)]
     return "\n".join(lines) + "\n"
+
+
+def format_commit(facts: Mapping[str, Any]) -> str:
+    """Format commit and date of a model's measurement, behind other facts; empty where they are not recorded."""
+    if facts.get("commit", NOT_RECORDED) == NOT_RECORDED:
+        return ""
+    return f"; commit {facts['commit']}, {facts['date']}"
 
 
 def target_table(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -371,12 +386,13 @@ def main() -> None:
     out = options.out or HERE / ("results/tiny-models" if options.tiny else "results")
     out.mkdir(parents=True, exist_ok=True)
     path = out / "results.json"
-    results: dict[str, Any] = {"device": to_json(this_device("cpu")), "commands": [], "graphs": {}, "models": {}}
+    results: dict[str, Any] = {"device": to_json(this_device("cpu")), "commands": [], "models": {}}
     if path.exists():
         stored = json.loads(path.read_text(encoding="utf-8"))
         if not is_same_machine(stored["device"], results["device"]) and not options.summary:
             raise SystemExit(f"{path} is of another machine: choose another --out, or take it away")
-        results = {"graphs": {}} | stored
+        results = stored
+    origins = results[ORIGINS] = read_origins(results, {name: name for name in results["models"]})
     facts = collect_facts()
     refuse_busy_machine(anyway=options.anyway or options.tiny or options.summary)
     models = options.models or [name for name in MODELS if name not in results["models"]]
@@ -390,9 +406,9 @@ def main() -> None:
         }
         command = shlex.join(["python", "-m", "experiments.benchmarks.allocators", *sys.argv[1:]])
         results["commands"] = list(dict.fromkeys([*results["commands"], command]))
-        results["graphs"] |= capture_digests({name: (name, arguments)})
+        origins[name] = {**facts, "graphs": capture_digests({name: (name, arguments)})}
         results |= facts
-        write_result(path, results, results["graphs"])
+        write_result(path, results, join_digests(origins))
     text = summary(results)
     (out / "summary.md").write_text(text, encoding="utf-8")
     plot(results, out / "allocators.png")

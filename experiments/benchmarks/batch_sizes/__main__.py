@@ -36,7 +36,16 @@ from autotune.workloads.loop import Loop
 from autotune.workloads.reference import WorkloadRef
 from experiments.common.commands import refuse_busy_machine
 from experiments.common.facts import collect_facts, format_interval, format_origin, is_same_machine
-from experiments.common.result_file import capture_digests, write_result
+from experiments.common.result_file import (
+    FACTS,
+    NOT_RECORDED,
+    ORIGINS,
+    capture_digests,
+    join_digests,
+    read_origins,
+    refuse_other_graph,
+    write_result,
+)
 
 HERE = Path(__file__).parent
 WORKLOADS: Mapping[str, Mapping[str, Any]] = {
@@ -82,11 +91,15 @@ def main() -> None:
     refuse_busy_machine(anyway=options.anyway)
     for name in names:
         path, arguments = out / f"{name}.json", dict(workloads[name])
-        document = {**collect_facts(), "model": name, "arguments": arguments, "budget": BUDGET}
-        kept = read_kept(path, document, [each for each in OBJECTIVES if each not in options.objectives])
+        facts = collect_facts()
+        graphs = capture_digests({name: (name, arguments)})
+        document = {**facts, "model": name, "arguments": arguments, "budget": BUDGET}
+        kept = read_kept(path, document, graphs, [each for each in OBJECTIVES if each not in options.objectives])
         document |= kept | measure_workload(name, arguments, options.seconds, options.objectives, kept)
+        measured = {objective: {**facts, "graphs": graphs} for objective in options.objectives}
+        document[ORIGINS] = kept.get(ORIGINS, {}) | measured
         # after each workload: what was measured is kept where a later one fails
-        write_result(path, document, capture_digests({name: (name, workloads[name])}))
+        write_result(path, document, join_digests(document[ORIGINS]))
         (out / "summary.md").write_text(summarize(read_documents(out)), encoding="utf-8")
     print(summarize(read_documents(out)))
 
@@ -97,18 +110,28 @@ def read_documents(out: Path) -> list[dict[str, Any]]:
     return [document for document in documents if "model" in document]
 
 
-def read_kept(path: Path, document: Mapping[str, Any], objectives: Sequence[str]) -> dict[str, Any]:
-    """Return the stored searches of these objectives, each with its commit, and the turns after the one for throughput.
+def read_kept(
+    path: Path, document: Mapping[str, Any], graphs: Mapping[str, str], objectives: Sequence[str]
+) -> dict[str, Any]:
+    """Return the stored searches of these objectives, their facts as `origins`, and the turns after the one for throughput.
 
-    SystemExit where they are of another workload or machine.
+    SystemExit where they are of another workload, machine or graph. `graphs` has the digest of the workload's graph.
     """
     if not objectives or not path.exists():
         return {}
     stored = json.loads(path.read_text(encoding="utf-8"))
     if not is_same_machine(stored["machine"], document["machine"]) or stored["arguments"] != document["arguments"]:
         raise SystemExit(f"{path} is of another machine or of other arguments: leave --objectives out")
-    kept = {each: {"commit": stored["commit"], **stored[each]} for each in objectives if each in stored}
-    return kept | ({"turns": stored["turns"]} if "throughput" in kept and "turns" in stored else {})
+    kept = {each: stored[each] for each in objectives if each in stored}
+    origins = read_origins(stored, dict.fromkeys(kept, document["model"]))
+    for objective, search in kept.items():
+        if "commit" in search and objective not in stored.get(ORIGINS, {}):
+            # an older version kept this search: its commit is its own, and the facts at the top level are of a later call
+            unknown = dict.fromkeys(FACTS, NOT_RECORDED)
+            origins[objective] = {**unknown, "machine": stored["machine"], "commit": search["commit"]}
+    refuse_other_graph(path, origins, graphs, "leave --objectives out")
+    turns = {"turns": stored["turns"]} if "throughput" in kept and "turns" in stored else {}
+    return {**kept, **turns, ORIGINS: origins} if kept else {}
 
 
 def measure_workload(
@@ -298,8 +321,17 @@ def summarize(documents: Sequence[dict[str, Any]]) -> str:
         if values
     ]
     text = "Limit: the idle process plus twice eager's peak at the workload's own batch, enforced on every process that runs a step."
-    origins = [f"{document['model']}: {format_origin(document)}" for document in documents]
+    origins = [f"{document['model']}: {describe_origin(document)}" for document in documents]
     return "\n".join([text, "", *rows, "", *means, "", *(f"- {origin}" for origin in origins)]) + "\n"
+
+
+def describe_origin(document: dict[str, Any]) -> str:
+    """Format the facts of a workload's result, and commit and date of each search that another call ran."""
+    text = format_origin(document)
+    for objective, facts in document.get(ORIGINS, {}).items():
+        if any(facts[fact] != document[fact] for fact in ("commit", "date", "command")):
+            text += f" The search for {objective}: commit {facts['commit']}, date {facts['date']}."
+    return text
 
 
 def least_ratio(document: dict[str, Any]) -> float | None:

@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 FAR_END = (sys.executable, "-m", "autotune.testing.fake_far_end")
 LARGE_BYTES = 1_000_000
 """Size of the large request, whose reply is as large."""
-ASKED_SECONDS, ASKED_SECONDS_PER_100_KB = 0.02, 0.001
+ASKED_UP_SECONDS, ASKED_SECONDS, ASKED_SECONDS_PER_100_KB = 2.0, 0.02, 0.001
 """Maximum time that a fleet may add to a trial: a fixed part and a part by size."""
 
 
@@ -126,12 +126,21 @@ def summarize(document: dict[str, Any]) -> str:
         for found in document["engines"].values()
     ]
     asked = "Asked: a device up in 2 s, and at most 20 ms and 1 ms per 100 kB for a trial"
-    verdict = f"kept by messages of up to {min(kept) / 1e6:.1f} MB" if min(kept) < math.inf else "kept by all messages"
+    sizes = f"kept by messages of up to {min(kept) / 1e6:.1f} MB" if min(kept) < math.inf else "kept by all messages"
+    latest = max(max(found["device_up_seconds"]) for found in document["engines"].values())
+    up = f"{'kept' if latest <= ASKED_UP_SECONDS else 'missed'} (up to {latest:.2f} s)"
+    verdict = f"the first {up}, the others {sizes if min(kept) > 0 else 'missed'}"
     return "\n".join([*lines, "", f"{asked}: {verdict}.", "", format_origin(document)]) + "\n"
 
 
 def largest_message(seconds: float, seconds_per_100_kb: float) -> float:
-    """Return the size in bytes up to which messages take at most 20 ms and 1 ms per 100 kB; infinity if all of them do."""
+    """Return the size in bytes up to which messages take at most 20 ms and 1 ms per 100 kB; infinity if all of them do.
+
+    >>> [largest_message(seconds, per_100_kb) for seconds, per_100_kb in ((0.01, 0.002), (0.03, 0.002), (0.03, 0.0))]
+    [1000000.0, 0.0, 0.0]
+    """
+    if seconds > ASKED_SECONDS:
+        return 0.0
     beyond = seconds_per_100_kb - ASKED_SECONDS_PER_100_KB
     return math.inf if beyond <= 0 else 1e5 * (ASKED_SECONDS - seconds) / beyond
 

@@ -32,7 +32,17 @@ from experiments.benchmarks.frontier.bench import ModelBench
 from experiments.benchmarks.frontier.models import CONVOLUTIONS, MODELS, TINY
 from experiments.benchmarks.frontier.ours import SECONDS, Capture, PlanBench
 from experiments.benchmarks.frontier.peers import PEERS, Compiled
-from experiments.benchmarks.frontier.records import GLIBC, SHARES, SLOWER, fast_plans, make_budgets, timed_variants
+from experiments.benchmarks.frontier.records import (
+    CHANNELS_LAST,
+    GLIBC,
+    SHARES,
+    SLOWER,
+    fast_plans,
+    format_of,
+    make_budgets,
+    method_of,
+    timed_variants,
+)
 from experiments.benchmarks.frontier.summary import TRIED, draw_machines, summarize
 from experiments.common.commands import refuse_busy_machine
 from experiments.common.facts import collect_facts
@@ -88,10 +98,18 @@ class ModelFrontier:
         if "plans" in self.options.parts:
             for capture in self.captures():
                 self.measure_plans(capture)
-        # a second session times what memory was short for in the first one
-        for _ in range(2):
-            if "seconds" in self.options.parts and (missing := self.find_untimed()):
+        # a second session of a format times what memory was short for in the first one
+        for form in self.formats() * 2 if "seconds" in self.options.parts else ():
+            if missing := self.find_untimed(form):
                 self.time_session(missing)
+
+    def formats(self) -> list[str]:
+        """Return the ends of the names of peers, one for each memory format that the model leaves a choice of."""
+        return ["", CHANNELS_LAST] if self.record["model"] in CONVOLUTIONS else [""]
+
+    def name_peers(self, form: str) -> list[str]:
+        """Return the names of the wanted peers in one memory format, eager in another format than the model's own among them."""
+        return [f"{peer}{form}" for peer in ([EAGER] if form else []) + self.options.peers]
 
     def captures(self) -> list[Capture]:
         """Return the captures that plans are made for."""
@@ -101,7 +119,7 @@ class ModelFrontier:
 
     def measure_peers(self) -> None:
         """Measure the peak of eager and of every peer above its floor, and the distance of its gradients to eager's."""
-        for name in (EAGER, *self.options.peers):
+        for name in (EAGER, *(name for form in self.formats() for name in self.name_peers(form))):
             if name not in self.record["peers"]:
                 try:
                     self.record["peers"][name] = self.bench.peer(name, SECONDS)
@@ -167,13 +185,20 @@ class ModelFrontier:
         self.record["plans"][name] = measured | {"plan": to_json(plan)} | self.origin
         self.write()
 
-    def find_untimed(self) -> list[str]:
-        """Return the variants without seconds: eager, peers that run, with either malloc, and plans that may be fast."""
-        peers = [name for name in self.options.peers if "failed" not in self.record["peers"].get(name, {"failed": ""})]
-        names = [*self.choose_plans(len(peers)), *peers]
-        names += [f"{name}{GLIBC}" for name in (EAGER, *peers)]
+    def find_untimed(self, form: str) -> list[str]:
+        """Return the variants without seconds: eager, peers of one format that run, with either malloc, and plans that may be fast.
+
+        Plans are compared with peers of the same session. So they are timed again beside peers of the second format.
+        """
+        peers = [
+            name for name in self.name_peers(form) if "failed" not in self.record["peers"].get(name, {"failed": ""})
+        ]
         timed = timed_variants(self.record)
-        return [name for name in names if name not in timed]
+        names = [name for name in peers if name not in timed]
+        plans = self.choose_plans(len(peers))
+        names = [*(plans if form and names else [name for name in plans if name not in timed]), *names]
+        glibc = [f"{name}{GLIBC}" for name in (*([] if form else [EAGER]), *peers)]
+        return [*names, *(name for name in glibc if name not in timed)]
 
     def choose_plans(self, peers: int) -> list[str]:
         """Return the plans to time beside a number of peers.
@@ -208,8 +233,8 @@ class ModelFrontier:
             plan = from_json(Plan, self.record["plans"][name]["plan"], where=name)
             return ProcessVariant(start_child(Capture.of(plan).spec(self.bench.workload(EAGER), scratch), name), plan)
         peer = name.removesuffix(GLIBC)
-        spec = Spec(self.bench.workload(peer), scratch, scratch=scratch)
-        return ProcessVariant(start_child(spec, name), compiles=isinstance(PEERS.get(peer), Compiled))
+        spec = Spec(self.bench.workload(peer), scratch, scratch=scratch, memory_format=format_of(peer))
+        return ProcessVariant(start_child(spec, name), compiles=isinstance(PEERS.get(method_of(peer)), Compiled))
 
     def write(self) -> None:
         captures = self.record["captures"].items()

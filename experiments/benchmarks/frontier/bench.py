@@ -14,6 +14,7 @@ from autotune.measure.worker.reference import Reference
 from autotune.workloads.reference import WorkloadRef
 from experiments.benchmarks.frontier.models import workload_reference
 from experiments.benchmarks.frontier.peers import ROUNDED
+from experiments.benchmarks.frontier.records import CHANNELS_LAST, format_of, method_of
 
 HERE = Path(__file__).parent
 NEGLIGIBLE = 1e-4
@@ -30,9 +31,11 @@ class ModelBench:
         self.name, self.model, self.arguments, self.scratch = name, model, arguments, scratch
 
     def workload(self, peer: str, *, still: bool = False) -> WorkloadRef:
-        if peer == "eager" and not still:
+        """Return the workload of a peer's method; its memory format is that of the process."""
+        method = method_of(peer)
+        if method == "eager" and not still:
             return WorkloadRef(workload_reference(self.model), self.arguments)
-        arguments = {"peer": peer, "model": self.model, "still": still, **self.arguments}
+        arguments = {"peer": method, "model": self.model, "still": still, **self.arguments}
         return WorkloadRef(f"{HERE / 'peers.py'}:workload", arguments)
 
     def child(self, peer: str, scratch: Path, *, still: bool) -> Child:
@@ -40,7 +43,8 @@ class ModelBench:
 
         It measures bytes alone: it need not wait by spinning, and may run beside others.
         """
-        spec = Spec(self.workload(peer, still=still), scratch, scratch=scratch, return_memory=True)
+        workload = self.workload(peer, still=still)
+        spec = Spec(workload, scratch, scratch=scratch, return_memory=True, memory_format=format_of(peer))
         return Child.start(spec, scratch / f"{peer}.log", {"OMP_WAIT_POLICY": "PASSIVE"})
 
     def peer(self, name: str, seconds: float) -> dict[str, Any]:
@@ -63,11 +67,15 @@ class ModelBench:
         return self.results("eager", seconds, still=False)
 
     def errors(self, name: str, seconds: float) -> dict[str, dict[str, Any]]:
-        """Return the errors of a peer's kept results against eager without updates, and delete them."""
-        if not self.results_path("eager", still=True).exists():
-            self.results("eager", seconds, still=True)
+        """Return the errors of a peer's kept results against eager without updates, and delete them.
+
+        Eager is in the peer's memory format, and eager itself in another format is compared with the model's own.
+        """
+        eager = f"eager{CHANNELS_LAST}" if format_of(name) and method_of(name) != "eager" else "eager"
+        if not self.results_path(eager, still=True).exists():
+            self.results(eager, seconds, still=True)
         path = self.results_path(name, still=True)
-        errors = compare_results(Reference(path), Reference(self.results_path("eager", still=True)))
+        errors = compare_results(Reference(path), Reference(self.results_path(eager, still=True)))
         shutil.rmtree(path)
         return errors
 

@@ -17,6 +17,8 @@ from autotune.study.verdicts.statistics import Interval, median_interval
 
 GLIBC = " glibc"
 """End of the name of a peer that runs with glibc's malloc; the others run with tcmalloc."""
+CHANNELS_LAST = " channels_last"
+"""End of the name of a peer in that memory format, before `GLIBC`; the others run in the model's own."""
 SHARES = (0.6, 0.5, 0.4)
 """Budgets of plans beside the peers' peaks, as shares of eager's peak."""
 MERGED = 0.01
@@ -59,6 +61,20 @@ class VariantPoint:
     """Time over eager's, with tcmalloc."""
     right: bool = True
     """True if it computes the same as eager; a plan of ours the same bits as the traced step of its capture."""
+
+
+def method_of(peer: str) -> str:
+    """Return the method of a peer, in whatever memory format it runs.
+
+    >>> method_of("inductor 0.5 channels_last")
+    'inductor 0.5'
+    """
+    return peer.removesuffix(CHANNELS_LAST)
+
+
+def format_of(peer: str) -> str:
+    """Return the name of a peer's memory format, as `Spec` has it; empty for the model's own."""
+    return CHANNELS_LAST.strip() if peer.endswith(CHANNELS_LAST) else ""
 
 
 def ratios_by_round(record: dict[str, Any], variant: str) -> dict[tuple[int, int], float]:
@@ -111,7 +127,7 @@ def timed_variants(record: dict[str, Any]) -> set[str]:
 
 def is_wrong(record: dict[str, Any], peer: str) -> bool:
     """Return True if a peer's gradients differ from eager's by more than rounding."""
-    if peer == EAGER:
+    if method_of(peer) == EAGER:
         return False
     error, rounding = (
         gradient_error(errors) for errors in (record["peers"][peer].get("errors", {}), record.get("rounding", {}))
@@ -175,23 +191,43 @@ def capture_of(record: dict[str, Any], plan: str) -> str:
 def compare(model: str, record: dict[str, Any]) -> list[Pair]:
     """Pair each timed peer with right gradients with our fastest plan within its bytes.
 
-    Of several plans that are equally fast, one seems faster by luck. So each capture enters with one plan, its largest within
+    A method that was timed in two memory formats is a peer in its faster one. Of several plans that are equally fast, one seems faster by luck. So each capture enters with one plan, its largest within
     the bytes. Which capture is compared in a round is decided by the other rounds alone.
     """
     timed = {plan: ratios for plan in record["plans"] if (ratios := ratios_by_round(record, plan))}
+    slower = slower_formats(record)
     pairs = []
     for peer, measured in record["peers"].items():
-        fitting = fitting_plans(record, measured.get("step_peak_bytes", 0), timed)
-        if is_wrong(record, peer) or not fitting:
+        theirs = _peer_ratios(record, peer)
+        beside = [plan for plan, ratios in timed.items() if ratios.keys() & theirs.keys()]
+        fitting = fitting_plans(record, measured.get("step_peak_bytes", 0), beside)
+        if is_wrong(record, peer) or not fitting or peer in slower:
             continue
         candidates = {plan: timed[plan] for plan in fitting}
-        ratio = _quotient(candidates, _peer_ratios(record, peer))
+        ratio = _quotient(candidates, theirs)
         if ratio is not None:
             fastest = min(candidates, key=lambda plan: statistics.median(candidates[plan].values()))
             glibc = _quotient(candidates, ratios_by_round(record, f"{peer}{GLIBC}"))
             glibc = glibc or _divide(time_ratio(record, fastest), time_ratio(record, f"{peer}{GLIBC}"))
             pairs.append(Pair(model, peer, fastest, ratio, glibc))
     return pairs
+
+
+def slower_formats(record: dict[str, Any]) -> set[str]:
+    """Return the peers whose method is faster in the other memory format, by the medians of their times."""
+    times: dict[str, list[tuple[float, str]]] = {}
+    for peer in record["peers"]:
+        ratios = _peer_ratios(record, peer)
+        if ratios and not is_wrong(record, peer):
+            times.setdefault(method_of(peer), []).append((statistics.median(ratios.values()), peer))
+    return {peer for timed in times.values() for _, peer in sorted(timed)[1:]}
+
+
+def runs_in_more_formats(record: dict[str, Any]) -> bool:
+    """Return True if plans were timed in channels_last, and no peer was."""
+    timed = timed_variants(record)
+    plans = any(CHANNELS_LAST in plan for plan in record["plans"] if plan in timed)
+    return plans and not any(format_of(peer) for peer in record["peers"] if peer in timed)
 
 
 def find_unmatched(record: dict[str, Any]) -> dict[str, str]:
@@ -206,7 +242,7 @@ def find_unmatched(record: dict[str, Any]) -> dict[str, str]:
     reasons = {}
     for peer, measured in record["peers"].items():
         failures = (session["failed"].get(peer) for session in record["sessions"])
-        if peer in paired or is_wrong(record, peer):
+        if peer in paired or is_wrong(record, peer) or peer in slower_formats(record):
             continue
         if "step_peak_bytes" not in measured:
             reasons[peer] = measured.get("failed", "its bytes were not measured")

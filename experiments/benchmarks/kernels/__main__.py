@@ -174,7 +174,7 @@ def summary(document: dict[str, Any]) -> str:
         "|---|--:|--:|",
         *(row(name, seconds_by_side) for name, seconds_by_side in document["models"].items()),
         "",
-        f"Geometric mean {mean:.3f}; at most {MEAN} was asked: {'kept' if mean <= MEAN else 'missed'}. "
+        f"Geometric mean of the medians {mean:.3f}; at most {MEAN} was asked: {'kept' if mean <= MEAN else 'missed'} by the medians. "
         f"Worst {worst} {ratios[worst].middle:.3f}; at most {WORST} was asked of each: {len(ratios) - len(undecided + missed)} kept, "
         f"{len(missed)} missed{list_names(missed)}, {len(undecided)} not decided{list_names(undecided)}. {format_origin(document)}",
     ]

@@ -2,7 +2,7 @@
 
 `python -m experiments.benchmarks.landscape.gains`
 
-Needs the studies of `landscape.night` in `runs/landscapes`. Workloads with a result of the same recording are skipped; `--fresh` compares all again.
+Needs the studies of `landscape.record_all` in `runs/landscapes`. Workloads with a result of the same recording are skipped; `--fresh` compares all again.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from autotune.study.runner import CompleteRunner, QuietRunner, Runner
 from autotune.study.verdicts.ranking import plan_hash
 from autotune.study.verdicts.statistics import Interval, median_interval
 from experiments.benchmarks.landscape.__main__ import make_spec
-from experiments.benchmarks.landscape.night import HERE, WORK
+from experiments.benchmarks.landscape.record_all import HERE, WORK
 from experiments.benchmarks.landscape.replays import digest_file
 from experiments.common.facts import collect_facts, format_interval, format_origin
 from experiments.common.result_file import write_result
@@ -44,10 +44,10 @@ def main() -> None:
     known = sorted(path.parent.name for path in options.work.glob("*/run"))
     if missing := set(options.names) - set(known):
         parser.error(
-            f"no study of {', '.join(sorted(missing))} in {options.work}; run landscape.night --fresh NAME first"
+            f"no study of {', '.join(sorted(missing))} in {options.work}; run landscape.record_all --fresh NAME first"
         )
     if not known:
-        sys.exit(f"no study in {options.work}; record one first: python -m experiments.benchmarks.landscape.night")
+        sys.exit(f"no study in {options.work}; record one first: python -m experiments.benchmarks.landscape.record_all")
     for name in options.names or known:
         target, source = options.out / f"{name}.json", HERE / "results" / f"{name}.json"
         recording = digest_file(source)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -44,7 +44,14 @@ from experiments.benchmarks.offload.alternate import alternate, summarize_steps
 from experiments.benchmarks.offload.summary import PLANS, plot, summary
 from experiments.common.commands import run_to_end
 from experiments.common.facts import collect_facts
-from experiments.common.result_file import capture_digests, write_result
+from experiments.common.result_file import (
+    ORIGINS,
+    capture_digests,
+    join_digests,
+    read_origins,
+    refuse_other_graph,
+    write_result,
+)
 from experiments.common.resumption import refuse_other_machine
 
 HERE = Path(__file__).parent
@@ -59,6 +66,8 @@ SEARCHED = "30%"
 JOINT = (0.75, 0.35, 0.2)
 """Budgets as shares of the traced step's bytes beside its static ones."""
 OTHERS = ("adapt", "search")
+SavePart = Callable[[str, str], None]
+"""`save(model, part)`: write all results after a part was measured."""
 SAMPLES = 4
 """Steps of each plan, interleaved with eager's; all plans together place the one without offload beside eager."""
 ADAPTED = ((1, 1.1), (8, 1.1), (8, 1.0))
@@ -142,18 +151,25 @@ def build_row(
 
 
 def measure(
-    model: str, parts: list[str], windows: list[int], stores: dict[str, Path], *, results: dict[str, Any], save: Any
+    model: str,
+    parts: list[str],
+    windows: list[int],
+    stores: dict[str, Path],
+    *,
+    results: dict[str, Any],
+    save: SavePart,
 ) -> None:
-    """Measure every part without a result."""
+    """Measure every part without a result; `save(model, part)` follows each of them."""
     name, arguments = MODELS[model]
     results_of_model = results.setdefault(model, {})
+    results_of_model |= {"model": name, "arguments": arguments}
     missing = [part for part in parts if part not in results_of_model]
     if "adapt" in missing:
         results_of_model["adapt"] = run_adapt_cases(model, stores["ssd"])
-        save()
+        save(model, "adapt")
     if "search" in missing:
         results_of_model["search"] = run_search(name, arguments, stores)
-        save()
+        save(model, "search")
     if not {*missing} & {*PLANS}:
         return
     with (
@@ -196,7 +212,7 @@ def measure(
                 | {"time_ratio": eager * summaries[label]["ratio_without"]}
                 for label, plan, budget in plans
             }
-            save()
+            save(model, part)
 
 
 def scale_costs(costs: Costs, traced: float) -> Costs:
@@ -279,6 +295,16 @@ def run_search(name: str, arguments: dict[str, Any], stores: dict[str, Path]) ->
     return {"budget": SEARCHED, "settings": best["settings"], "row": build_row(plan, expected, measurement, times, 0)}
 
 
+def find_parts(results_of_model: Mapping[str, Any]) -> list[str]:
+    """Return the parts that a model has results of."""
+    return [part for part in (*PLANS, *OTHERS) if part in results_of_model]
+
+
+def name_part(model: str, part: str) -> str:
+    """Return the name under which the facts of a part are stored."""
+    return f"{model}, {part}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ssd", type=Path, default=Path(tempfile.gettempdir()), help="a directory on a disk")
@@ -300,23 +326,33 @@ def main() -> None:
     if path.exists():
         results = json.loads(path.read_text(encoding="utf-8"))
         refuse_other_machine(path, results, facts)
-    results["device"] = to_json(this_device("cpu"))
+    parts_by_model = {model: find_parts(results_of_model) for model, results_of_model in results["models"].items()}
+    graphs = {name_part(model, part): model for model, parts in parts_by_model.items() for part in parts}
+    origins = read_origins(results, graphs)
+    results |= {"device": to_json(this_device("cpu")), ORIGINS: origins}
     arguments = [part if str(part) not in {str(options.ssd), str(options.ramdisk)} else "DIR" for part in sys.argv[1:]]
     command = shlex.join(["python", "-m", "experiments.benchmarks.offload", *arguments])
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
-    def save() -> None:
-        write_result(path, {**facts, **results, "command": command}, results["graphs"])
-
     for model in options.models:
         for part in options.parts if options.again else ():
             results["models"].get(model, {}).pop(part, None)
-    if any(part not in results["models"].get(model, {}) for model in options.models for part in options.parts):
+            origins.pop(name_part(model, part), None)
+    missing = {
+        model: [part for part in options.parts if part not in results["models"].get(model, {})]
+        for model in options.models
+    }
+    if any(missing.values()):
         results["commands"].append(f"`{command}` ({started}, commit {facts['commit']}, load {os.getloadavg()[0]:.2f})")
-    results.setdefault("graphs", {})
-    for model in options.models:
-        if any(part not in results["models"].get(model, {}) for part in options.parts):
-            results["graphs"] |= capture_digests({model: MODELS[model]})
+    captured: dict[str, str] = {}
+
+    def save(model: str, part: str) -> None:
+        origins[name_part(model, part)] = {**facts, "command": command, "graphs": {model: captured[model]}}
+        write_result(path, {**results, **facts, "command": command}, join_digests(origins))
+
+    for model in (model for model in options.models if missing[model]):
+        captured |= capture_digests({model: MODELS[model]})
+        refuse_other_graph(path, origins, captured, f"measure its parts again: --models {model} --again")
         measure(
             model,
             options.parts,
@@ -325,7 +361,6 @@ def main() -> None:
             results=results["models"],
             save=save,
         )
-    save()
     (options.out / "summary.md").write_text(summary(results), encoding="utf-8")
     plot(results, options.out)
     print(summary(results))

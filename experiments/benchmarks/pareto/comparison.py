@@ -20,9 +20,9 @@ class PeerVerdict(StrEnum):
     """Result of comparing one point of the front with all peers, at one measure of bytes."""
 
     CLEAR = "clear"
-    """No peer of as few bytes is as fast."""
+    """Every peer of as few bytes is slower, and the intervals do not overlap."""
     UNCERTAIN = "within the noise"
-    """A peer of as few bytes is as fast by the medians, and the intervals overlap."""
+    """The interval of a peer of as few bytes overlaps the point's."""
     DOMINATED = "dominated"
     """A peer of as few bytes is faster, and the intervals do not overlap."""
 
@@ -79,7 +79,7 @@ def _compare(row: Mapping[str, Any], peers: Sequence[VariantPoint], measure: Mea
         if peer.ratio
         and (size := _bytes(peer, measure)) is not None
         and size <= nbytes
-        and peer.ratio.middle <= ratio["middle"]
+        and peer.ratio.low <= ratio["high"]
     ]
     if not fast:
         return PeerComparison(row["plan"], measure, PeerVerdict.CLEAR)

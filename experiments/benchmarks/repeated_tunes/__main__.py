@@ -66,7 +66,7 @@ def tune(config: Path, limits: list[str], *, loaded: bool) -> dict[str, Any]:
 def read_ending(document: dict[str, Any]) -> dict[str, Any]:
     """Return the plan that a search ended with, beside all re-measured ones, from its JSON document."""
     best, trials = document["best"], document["trials"]
-    smallest = next((trial["plan"] for trial in trials if trial["kind"] == "smallest"), None)
+    first = next((trial for trial in trials if trial["kind"] == "smallest"), None)
     measurement = best["measurement"]
     measured = [trial for trial in trials if trial["kind"] not in ("baseline", "repeat")]
     row = next((row for row in document["confirmed"] if row["trial"] == best["number"]), None)
@@ -74,7 +74,8 @@ def read_ending(document: dict[str, Any]) -> dict[str, Any]:
         "graph": best.get("graph_digest", ""),
         "best": best["number"],
         "kind": best["kind"],
-        "is_smallest": best["plan"] == smallest,
+        "is_smallest": first is not None and best["plan"] == first["plan"],
+        "smallest_ratio": None if first is None else _ratio_to_eager(first["measurement"]),
         "confirmed": row is not None,
         "charged_bytes": measurement["charged_bytes"] - measurement["floor_bytes"],
         "time_ratio": None if row is None else row["time_ratio"],
@@ -87,8 +88,23 @@ def read_ending(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_good(run: dict[str, Any]) -> bool:
-    """Return True for a confirmed plan other than the smallest, or for a search that reports a busy machine."""
-    return not run["code"] and bool((run["confirmed"] and not run["is_smallest"]) or run["disturbed"])
+    """Return True for a confirmed plan that is faster than the smallest, or for a search that reports a busy machine.
+
+    Runs before 29 November 2026 have no time of the smallest plan; of these it has to be another plan.
+    """
+    smallest = run.get("smallest_ratio")
+    is_faster = smallest is None or (run["time_ratio"] is not None and run["time_ratio"]["high"] < smallest)
+    return not run["code"] and bool((run["confirmed"] and not run["is_smallest"] and is_faster) or run["disturbed"])
+
+
+def _ratio_to_eager(measurement: dict[str, Any] | None) -> float | None:
+    """Return the median ratio of a trial's steps to eager's, of its one measurement in the search; None without both."""
+    plain, steps = ((measurement or {}).get(key) for key in ("baseline_seconds", "step_seconds"))
+    return statistics.median(steps) / statistics.median(plain) if plain and steps else None
+
+
+def _number(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.3f}"
 
 
 @contextlib.contextmanager
@@ -108,22 +124,25 @@ def summary(results: dict[str, Any]) -> str:
     lines = [
         format_origin(results),
         "",
-        f"{sum(map(is_good, runs))} of {len(runs)} searches ended with a confirmed plan other than the smallest one, or reported a "
-        "busy machine.",
+        f"{sum(map(is_good, runs))} of {len(runs)} searches ended with a confirmed plan other than the smallest one, and faster where that has a "
+        "time, or reported a busy machine.",
         "",
-        "| run | beside | best plan | charged MiB | time over eager's | over budget | plans timed | eager's step, ms | seconds | other work |",
-        "|--:|---|---|--:|---|--:|--:|--:|--:|---|",
+        "| run | beside | best plan | charged MiB | time over eager's | over budget | smallest: time | plans timed | eager's step, ms | seconds | other work |",
+        "|--:|---|---|--:|---|--:|--:|--:|--:|--:|---|",
     ]
     for number, run in enumerate(runs):
         beside = "a busy core" if run["loaded"] else "nothing"
         if run["code"]:
-            lines.append(f"| {number} | {beside} | exit {run['code']}: {run['error']} | | | | | | {run['seconds']} | |")
+            lines.append(
+                f"| {number} | {beside} | exit {run['code']}: {run['error']} | | | | | | | {run['seconds']} | |"
+            )
             continue
         ratio = run["time_ratio"]
         interval = "-" if ratio is None else f"{ratio['middle']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
         cells = [
             str(number), beside, f"{run['best']}, {'smallest' if run['is_smallest'] else run['kind']}",
-            f"{run['charged_bytes'] / 2**20:.1f}", interval, str(run["over_budget"]), str(run.get("measured", "-")),
+            f"{run['charged_bytes'] / 2**20:.1f}", interval, str(run["over_budget"]), _number(run.get("smallest_ratio")),
+            str(run.get("measured", "-")),
             f"{1e3 * run['eager_seconds']:.0f}" if "eager_seconds" in run else "-", str(run["seconds"]), run["disturbed"] or "-",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")

@@ -27,6 +27,8 @@ from experiments.common.facts import collect_facts, format_origin
 from experiments.common.result_file import write_result
 
 HERE = Path(__file__).parent
+ARGUMENTS = '{"batch": 10, "size": 224}'
+"""JSON of the factory's arguments, by default."""
 HOPELESS = 0.1
 """A ratio to eager's time that no plan reaches."""
 
@@ -34,7 +36,7 @@ HOPELESS = 0.1
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", default="resnet18")
-    parser.add_argument("--arguments", default='{"batch": 10, "size": 224}', help="JSON of the factory's arguments")
+    parser.add_argument("--arguments", default=ARGUMENTS, help="JSON of the factory's arguments")
     parser.add_argument("--share", type=float, default=0.65, help="budget, as a share of the traced step's peak")
     parser.add_argument("--plans", type=int, default=3, help="number of plans of each kind")
     parser.add_argument("--out", type=Path, default=HERE / "results")
@@ -42,7 +44,8 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     refuse_busy_machine(anyway=options.anyway)
-    document = {**collect_facts(), "workload": options.workload} | measure(options)
+    workload = {"workload": options.workload, "model": options.workload, "arguments": json.loads(options.arguments)}
+    document = {**collect_facts(), **workload} | measure(options)
     write_result(options.out / "results.json", document, {options.workload: document.pop("graph")})
     (options.out / "summary.md").write_text(summary(document), encoding="utf-8")
     print(summary(document))

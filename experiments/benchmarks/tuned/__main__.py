@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from autotune.records.config import load_config
 from autotune.records.json_codec import from_json
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import write_text
@@ -59,7 +60,10 @@ def main() -> None:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows(rows)
+        config = load_config(str(config_path(model)))
         record = summarize_run(document, rows) | {
+            "model": config.workload,
+            "arguments": config.arguments,
             "budget": extra_options[1 + extra_options.index("--budget")]
             if "--budget" in extra_options
             else read_budget(model),

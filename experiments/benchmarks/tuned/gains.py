@@ -90,7 +90,8 @@ def compare(name: str, tuned: Plan, scratch: Path) -> tuple[dict[str, Any], str]
     if times.failed or times.left_out:
         sys.exit(f"{name}: not timed: {times.failed or times.left_out}")
     kernels = {key: getattr(tuned, key) for key in CHOSEN}
-    return {"budget_bytes": budget, "tuned_on": kernels, "sessions": [asdict(times)]}, digest
+    workload_of = {"model": config.workload, "arguments": config.arguments}
+    return {**workload_of, "budget_bytes": budget, "tuned_on": kernels, "sessions": [asdict(times)]}, digest
 
 
 def start(spec: Spec, name: str) -> Callable[[], Child]:

@@ -209,6 +209,28 @@ def test_a_container_sees_its_own_cgroup_as_the_mount(tmp_path: Path) -> None:
     assert Cgroup.current(tmp_path) == Cgroup(mount, 1)
 
 
+LIMITED: dict[int, dict[str, str]] = {
+    1: {
+        "memory.limit_in_bytes": f"{400 * MIB}\n",
+        "memory.usage_in_bytes": f"{300 * MIB}\n",
+        "memory.stat": f"inactive_file 0\ntotal_inactive_file {150 * MIB}\ntotal_active_file {50 * MIB}\n",
+    },
+    2: {
+        "memory.max": f"{400 * MIB}\n",
+        "memory.current": f"{300 * MIB}\n",
+        "memory.stat": f"inactive_file {150 * MIB}\nactive_file {50 * MIB}\n",
+    },
+}
+"""Files of a cgroup of each version with a limit of 400 MiB, which uses 300, among them 150 of inactive page cache."""
+
+
+@pytest.mark.parametrize("version", LIMITED)
+def test_page_cache_that_no_process_used_lately_counts_as_left_by_a_limit(tmp_path: Path, version: int) -> None:
+    for name, text in {"cgroup.procs": "", **LIMITED[version]}.items():
+        (tmp_path / name).write_text(text)
+    assert Cgroup(tmp_path, version).tightest_limit() == (250 * MIB, 400 * MIB)
+
+
 def test_v2_goes_beside_the_own_cgroup_where_below_is_refused(tmp_path: Path) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/slice/scope\n")

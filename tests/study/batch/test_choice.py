@@ -247,6 +247,26 @@ def interrupt(race: SizeRace) -> int:
     raise KeyboardInterrupt
 
 
+def test_a_resumed_search_measures_the_same_sizes_where_bytes_are_not_linear_in_the_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """From a batch of 24 on, tensors are three times as large as the line through batches of 8 and 16 predicts."""
+
+    def make_workload() -> FakeWorkload:
+        return FakeWorkload(graph_of=lambda batch: graph_of(batch if batch < 24 else 3 * batch))
+
+    choose(tmp_path / "whole", make_workload())
+    with monkeypatch.context() as patch:
+        patch.setattr(SizeRace, "find_largest", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            choose(tmp_path / "resumed", make_workload())
+    choose(tmp_path / "resumed", make_workload())
+    whole, resumed = (recorded(tmp_path / name) for name in ("whole", "resumed"))
+    assert [each.size for each in resumed.measured] == [each.size for each in whole.measured]
+    assert resumed.estimate is not None
+    assert not resumed.estimate.is_interpolated
+
+
 def test_sizes_that_fit_only_with_a_store_are_measured_although_the_estimate_has_no_store(tmp_path: Path):
     class WithStore(FakeWorkload):
         def costs_of(self, batch: int, accumulate: int = 1) -> Costs:
@@ -387,6 +407,26 @@ def test_a_size_beyond_which_the_step_slows_down_is_not_exceeded(tmp_path: Path)
     size = chosen.arguments["batch"]
     assert isinstance(size, int)
     assert OWN < size <= 24
+
+
+def test_throughput_takes_a_smaller_size_than_all_candidates_where_these_are_charged_too_much(tmp_path: Path):
+    """Charges are twice the estimates, by which the workload's own size and larger ones fit."""
+    workload = FakeWorkload(overhead=1.0)
+    budget = f"step:{int(2.02 * lowest_peak(4))}B"
+    chosen = choose(tmp_path, workload, objective="throughput", micro_batches="never", budget=budget)
+    fits = {each.size.batch: each.plan.fits for each in recorded(tmp_path).measured if each.plan is not None}
+    assert max(batch for batch, is_within in fits.items() if is_within) < OWN
+    assert chosen.arguments["batch"] < OWN
+
+
+def test_throughput_in_a_budget_that_no_batch_fits_when_measured_is_infeasible_and_not_out_of_time(tmp_path: Path):
+    workload = FakeWorkload(overhead=1.0)
+    budget = f"step:{int(1.9 * lowest_peak(1))}B"
+    with pytest.raises(InfeasibleError, match=r"no batch size fits .* batch=1: .*; raise --budget"):
+        choose(tmp_path, workload, objective="throughput", micro_batches="never", budget=budget)
+    estimate = recorded(tmp_path).estimate
+    assert estimate is not None
+    assert estimate.largest >= OWN
 
 
 def test_micro_batches_are_tried_and_their_loop_goes_into_the_study(tmp_path: Path):

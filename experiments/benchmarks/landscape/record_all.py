@@ -1,6 +1,6 @@
-"""Record the landscapes of `night.yaml` one after the other: one command for a quiet night.
+"""Record the landscapes of `landscapes.yaml` one after the other: one command for a quiet machine.
 
-`python -m experiments.benchmarks.landscape.night`
+`python -m experiments.benchmarks.landscape.record_all`
 
 Run it again to continue: landscapes with a file are skipped, and an interrupted study resumes in `runs/landscapes/NAME`.
 `--fresh NAME` records one again. A landscape that fails is reported at the end, and the others are recorded.
@@ -25,7 +25,7 @@ WORK = ROOT / "runs" / "landscapes"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=HERE / "night.yaml")
+    parser.add_argument("--config", type=Path, default=HERE / "landscapes.yaml")
     parser.add_argument("--fresh", nargs="*", default=[], metavar="NAME", help="record these again")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     parser.add_argument("--work", type=Path, default=WORK, help="directory of the studies in progress")
@@ -43,7 +43,7 @@ def main() -> None:
         if name in options.fresh:
             shutil.rmtree(options.work / name, ignore_errors=True)
         code = run_to_end([sys.executable, *command], cwd=ROOT).returncode
-        if code > 128 or code < 0:  # a signal ends the night
+        if code > 128 or code < 0:  # a signal ends the command
             raise SystemExit(code if code > 128 else 128 - code)
         if code:
             failed.append(name)

@@ -1,0 +1,42 @@
+"""The end of a search: the time that is reserved for the next trial is that of trials which measured a plan."""
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autotune.ir.plan import Plan
+from autotune.records.measurement import Measurement, Outcome
+from autotune.records.trial import Trial, TrialKind
+from autotune.study.session import _Session
+from autotune.study.trials.next_trial import Proposal
+from autotune.study.trials.search_end import RECENT, RecentSeconds
+
+
+def trial(kind: TrialKind, measurement: Measurement, plan: Plan | None = None) -> Trial:
+    return Trial(1, kind, "w", "d", plan=plan, measurement=measurement)
+
+
+def record(seconds: RecentSeconds, ended: Trial, duration: float) -> None:
+    """Record a trial that took so many seconds, as a session does."""
+    session: Any = SimpleNamespace(
+        trial_seconds=seconds, store=SimpleNamespace(record=lambda *_: None), trials=[], announce=lambda _: None
+    )
+    _Session.record(session, ended, Proposal(ended.kind, {}), time.monotonic() - duration)
+
+
+@pytest.mark.parametrize(
+    "unmeasured",
+    [
+        trial(TrialKind.REPEAT, Measurement(Outcome.OK, step_seconds=(1.0,)), Plan((0,))),
+        trial(TrialKind.SEARCH, Measurement(Outcome.CRASHED, "the planner found no plan")),
+    ],
+    ids=["known plan", "no plan"],
+)
+def test_trials_that_measure_nothing_do_not_shorten_the_time_reserved_for_one_that_does(unmeasured: Trial):
+    seconds = RecentSeconds()
+    record(seconds, trial(TrialKind.SEARCH, Measurement(Outcome.OK, step_seconds=(1.0,)), Plan((0,))), 60.0)
+    for _ in range(RECENT):
+        record(seconds, unmeasured, 0.0)
+    assert seconds.longest == pytest.approx(60.0, abs=5.0)
