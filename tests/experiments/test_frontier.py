@@ -325,27 +325,34 @@ def test_peers_in_channels_last_are_timed_in_a_session_of_their_own_beside_the_p
     ]
 
 
-def test_a_peer_in_channels_last_runs_its_method_in_that_format_and_is_compared_with_eager_in_it(
+def test_a_peer_in_channels_last_runs_its_method_in_that_format_and_is_compared_with_eager_in_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     model = make_model(tmp_path)
     variant = model.make_variant(f"selective{records.CHANNELS_LAST}", tmp_path)
     spec = variant.start.args[0]
-    assert (spec.workload.arguments["peer"], spec.memory_format) == ("selective", "channels_last")
+    assert (spec.workload.arguments["peer"], spec.workload.arguments["memory_format"]) == ("selective", "channels_last")
+    made = peers.workload("selective", "resnet50", memory_format="channels_last", **TINY["resnet50"])
+    weights = [parameter for parameter in made.model.parameters() if parameter.ndim == 4 and parameter.shape[2] > 1]
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
     ran: list[str] = []
     monkeypatch.setattr(model.bench, "results", lambda name, seconds, still: ran.append(name))
     monkeypatch.setattr(bench, "Reference", lambda path: path.name)
-    monkeypatch.setattr(bench, "compare_results", lambda results, expected: (results, expected))
+    distances = {"results-eager-still": 0.1, "results-eager channels_last-still": 0.2}
+    monkeypatch.setattr(
+        bench,
+        "compare_results",
+        lambda results, expected: {"gradients": {"error": distances[expected], "worst": results}},
+    )
     monkeypatch.setattr(bench.shutil, "rmtree", lambda path: None)
-    pairs = {
+    found = {
         name: model.bench.errors(name, 1.0) for name in ("selective", "selective channels_last", "eager channels_last")
     }
-    assert pairs == {
-        "selective": ("results-selective-still", "results-eager-still"),
-        "selective channels_last": ("results-selective channels_last-still", "results-eager channels_last-still"),
-        "eager channels_last": ("results-eager channels_last-still", "results-eager-still"),
-    }
-    assert ran == ["eager", "eager channels_last", "eager"]
+    assert {name: errors["gradients"]["error"] for name, errors in found.items()} == dict.fromkeys(found, 0.1)
+    assert ran == ["eager", "eager", "eager channels_last", "eager"]
+    distances["results-eager channels_last-still"] = 0.05
+    assert model.bench.errors("selective channels_last", 1.0)["gradients"]["error"] == 0.05
+    assert model.bench.errors("eager channels_last", 1.0)["gradients"]["error"] == 0.1
 
 
 def test_plans_of_nearly_the_same_estimate_are_not_timed_where_memory_is_short(

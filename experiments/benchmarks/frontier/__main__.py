@@ -38,7 +38,6 @@ from experiments.benchmarks.frontier.records import (
     SHARES,
     SLOWER,
     fast_plans,
-    format_of,
     make_budgets,
     method_of,
     timed_variants,
@@ -233,7 +232,7 @@ class ModelFrontier:
             plan = from_json(Plan, self.record["plans"][name]["plan"], where=name)
             return ProcessVariant(start_child(Capture.of(plan).spec(self.bench.workload(EAGER), scratch), name), plan)
         peer = name.removesuffix(GLIBC)
-        spec = Spec(self.bench.workload(peer), scratch, scratch=scratch, memory_format=format_of(peer))
+        spec = Spec(self.bench.workload(peer), scratch, scratch=scratch)
         return ProcessVariant(start_child(spec, name), compiles=isinstance(PEERS.get(method_of(peer)), Compiled))
 
     def write(self) -> None:

@@ -17,6 +17,7 @@ import torch._inductor.config
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from autotune.errors import ConfigError
+from autotune.workloads.memory_format import convert_batch, convert_model
 from autotune.workloads.workload import LossFn, Workload
 from autotune.workloads.zoo.lstm import Looped
 from experiments.benchmarks.frontier.models import FACTORIES
@@ -120,13 +121,15 @@ ROUNDED = "eager, rounded"
 """Eager with every parameter off by at most one ulp, which shows the effect of rounding on a gradient."""
 
 
-def workload(peer: str, model: str, *, still: bool = False, **arguments: Any) -> Workload:
-    """Make a workload that always runs like this peer; `still`: updates leave the parameters as they are.
+def workload(peer: str, model: str, *, still: bool = False, memory_format: str = "", **arguments: Any) -> Workload:
+    """Make a workload that always runs like this peer, in a memory format; `still`: updates leave the parameters as they are.
 
     After one update of a net with batch normalization, gradients that differ by an ulp have nothing in common. So the
     results to compare with eager's must come before any update.
     """
     base = FACTORIES[model](**arguments)
+    convert_model(base.model, base.optimizer, memory_format)
+    base.batch = convert_batch(base.batch, memory_format)
     if still:
         disable_updates(base)
     if peer == ROUNDED:
