@@ -169,6 +169,7 @@ def summarize(
     prepared: PreparedWorkload,
     trials: Sequence[Trial],
     interrupted: int,
+    *,
     files: RunDir,
 ) -> dict[str, Any]:
     """Return the document of `study.json`; `interrupted` is the number of the signal that ended the session.

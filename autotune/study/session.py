@@ -15,16 +15,7 @@ from autotune.records.config import Config
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import RunDir, lock_run_dir, write_json
 from autotune.records.trial import Trial, TrialKind, load_trials
-from autotune.study.events import (
-    Disturbed,
-    Finished,
-    Logged,
-    Measuring,
-    PhaseStarted,
-    Progress,
-    StudyPhase,
-    ignore_event,
-)
+from autotune.study.events import Disturbed, Finished, Measuring, PhaseStarted, Progress, StudyPhase, ignore_event
 from autotune.study.front.budget_levels import BudgetLevels
 from autotune.study.front.budget_scale import BudgetScale
 from autotune.study.front.front_files import write_front
@@ -41,7 +32,7 @@ from autotune.study.outcome import (
     write_plan,
 )
 from autotune.study.preparation import StudyTask, check_inputs, prepare, resolve, wait_for_device
-from autotune.study.priors.phase import attach_priors, record_earlier
+from autotune.study.priors.phase import adapt_seeds, attach_priors
 from autotune.study.runner import ParallelRunner, QuietRunner, Runner
 from autotune.study.seeds import Seeds
 from autotune.study.trial_store import TrialStore, make_identity
@@ -214,11 +205,10 @@ class _Session:
         if self.seeds is None:
             return
         self.progress(PhaseStarted(StudyPhase.SEEDS))
-        record_earlier(self.run_dir, self.seeds, self.prepared, self.space, self.rules.budget_bytes)
-        measured, settings_here = self.store.measured_settings, self.seeds.adapt(self.costs.stores, self.space)
-        if not settings_here:
-            self.progress(Logged(f"{self.config.seed_from}: none of its settings can be planned here", "seeds"))
-        for settings in settings_here:
+        measured = self.store.measured_settings
+        for settings in adapt_seeds(
+            self.seeds, self.prepared, self.space, self.rules, run_dir=self.run_dir, progress=self.progress
+        ):
             if settings not in measured and not self.is_spent():
                 self.evaluate(self.maker.suggest(TrialKind.SEED, settings))
 
@@ -237,8 +227,7 @@ class _Session:
 
     def measure_levels(self, scale: BudgetScale) -> None:
         """Measure the planners' fastest plan for each of several budgets, from the smallest plan's bytes to the limit."""
-        if self.levels is None:
-            self.levels = BudgetLevels(self.planning, self.trials, scale, study_seconds=self.config.time_seconds)
+        self.levels = self.levels or BudgetLevels(self.planning, self.trials, scale, self.config.time_seconds)
         while self.may_measure_planned():
             with self.interrupts.breakable(patient=False):
                 proposal = self.levels.propose_next(self.target_bytes)
@@ -280,8 +269,7 @@ class _Session:
             steps = (lambda pending: not self.may_search(pending)), self.is_used_up, self.propose, self.record
             ParallelSearch(self.maker, pool, self.interrupts, self.progress, *steps).run()
         while not self.is_spent() and self.may_search():
-            # the choice counts as well: that of a move takes seconds on large graphs
-            self.evaluate(began=time.monotonic(), proposal=self.propose())
+            self.evaluate(began=time.monotonic(), proposal=self.propose())  # choosing a move takes seconds
         self.ended = describe_end(self.config, self.trials, self.patience)
 
     def propose(self, pending: Sequence[Trial] = ()) -> Proposal:
@@ -396,9 +384,8 @@ class _Session:
     def finish(self) -> Path | None:
         """Write the summary and the best plan; remove an earlier plan file whose plan failed since."""
         best, files = select_winner(self.trials, self.rules), RunDir(self.run_dir)
-        write_json(
-            files.study, summarize(best, self.rules, self.prepared, self.trials, self.interrupts.received, files)
-        )
+        summary = summarize(best, self.rules, self.prepared, self.trials, self.interrupts.received, files=files)
+        write_json(files.study, summary)
         write_json(files.confirmed, to_table(compare_confirmed(self.trials, self.rules)))
         if self.config.objective == "pareto":
             write_front(self.config, files, self.prepared, self.rules, self.trials)

@@ -45,7 +45,7 @@ class MeasuredOverhead:
     @property
     def overhead_percent(self) -> float:
         """Overhead of the plan over the traced step, both in an arena: what a paper reports of one allocator."""
-        return 100 * ((100 + self.eager_percent) / (100 + self.traced_percent) - 1)
+        return 100 * (self.eager_percent - self.traced_percent) / (100 + self.traced_percent)
 
 
 def measure_plan(reference: str, arguments: dict[str, Any], share: float) -> MeasuredOverhead:

@@ -314,7 +314,7 @@ STEPS_SO_FAR = 0
 
 def a_global() -> tuple[Callable[[], Any], Callable[[], Any]]:
     def read() -> int:
-        global STEPS_SO_FAR
+        global STEPS_SO_FAR  # noqa: PLW0603
         STEPS_SO_FAR += 1
         return STEPS_SO_FAR
 
@@ -355,7 +355,7 @@ def test_a_global_that_is_filled_once_is_no_change_that_the_next_step_reads(monk
     monkeypatch.setitem(globals(), "STEPS_SO_FAR", None)
 
     def read() -> int:
-        global STEPS_SO_FAR
+        global STEPS_SO_FAR  # noqa: PLW0603
         if STEPS_SO_FAR is None:
             STEPS_SO_FAR = 2
         return STEPS_SO_FAR

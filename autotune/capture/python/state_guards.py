@@ -267,7 +267,7 @@ def _read_source(place: Place, number: str, scope: dict[str, Any]) -> str:
         return f"o{number}.get({place.key!r}, MISSING)"
     if place.kind == "cell":
         return f"o{number}.cell_contents"
-    if place.kind == "item":
+    if place.kind in ("item", "entry"):
         return f"o{number}.get({place.key!r}, MISSING)"
     if place.read() is MISSING or not place.key.isidentifier():
         return f"getattr(o{number}, {place.key!r}, MISSING)"

@@ -23,7 +23,7 @@ class Place:
     owner: Any
     key: str
     kind: str
-    """`attribute`, `item`, `cell`, or `method`: an attribute of the object itself that hides a method of its class."""
+    """`attribute`, `item`, `cell`, `entry` of a module's table, or `method`: an attribute of the object itself that hides a method."""
     name: str
     """Expression in the user's code."""
     line: str
@@ -34,7 +34,7 @@ class Place:
         match self.kind:
             case "attribute":
                 return getattr(self.owner, self.key, MISSING)
-            case "item":
+            case "item" | "entry":
                 return self.owner.get(self.key, MISSING)
             case "method":
                 return instance_dict(self.owner).get(self.key, MISSING)

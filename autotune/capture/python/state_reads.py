@@ -222,7 +222,7 @@ class Recorder:
             for table in ("_parameters", "_buffers", "_modules"):
                 if key in attributes.get(table, ()):
                     name, line = f"{self._name(owner)}.{key}", user_line(sys._getframe(2))
-                    self._record(Place(attributes[table], key, "item", name, line), attributes[table][key])
+                    self._record(Place(attributes[table], key, "entry", name, line), attributes[table][key])
                     return
         self._active = False
         try:

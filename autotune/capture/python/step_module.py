@@ -30,6 +30,10 @@ class StepModule(torch.nn.Module):
         self._build = make_build(flat.structure)
         self._names = flat.names()[1]
 
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        """Run `forward` alone: hooks of all modules are for the user's modules."""
+        return self.forward(*tensors)
+
     def forward(self, *tensors: torch.Tensor) -> Any:
         batch = self._build(tensors, self.constants)
         if self.loss_fn is not None:

@@ -25,9 +25,7 @@ class BudgetLevels:
     last levels go where predicted time falls most, because a point of the front has to be faster than all smaller ones.
     """
 
-    def __init__(
-        self, planning: Planning, trials: Sequence[Trial], scale: BudgetScale, *, study_seconds: float
-    ) -> None:
+    def __init__(self, planning: Planning, trials: Sequence[Trial], scale: BudgetScale, study_seconds: float) -> None:
         self._planning, self._scale = planning, scale
         self._seconds = LEVELS_SHARE * study_seconds / LEVELS
         """Seconds after which planning of one level ends; its first plan is made even if that takes longer."""

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 from autotune.measure.survey import PreparedWorkload
 from autotune.planners.candidates import Planning
+from autotune.planners.knobs import Settings
 from autotune.planners.space import Space
 from autotune.records.config import Config
-from autotune.study.events import PhaseStarted, Progress, StudyPhase
+from autotune.study.events import Logged, PhaseStarted, Progress, StudyPhase
 from autotune.study.priors.discrepancy import Calibration
 from autotune.study.priors.observations import observe_earlier, read_priors, write_priors
 from autotune.study.priors.simulated import simulate_settings
 from autotune.study.seeds import Seeds
-from autotune.study.verdicts.ranking import NEW_RUNS
+from autotune.study.verdicts.ranking import NEW_RUNS, Rules
 
 if TYPE_CHECKING:
     from autotune.study.trial_store import TrialStore
@@ -28,13 +29,22 @@ MODEL_SAMPLERS = frozenset({"auto", "gp", "tpe"})
 """Samplers that read the trials of a study as a whole; the others cannot use observations of other origin."""
 
 
-def record_earlier(run_dir: Path, seeds: Seeds, prepared: PreparedWorkload, searched: Space, budget_bytes: int) -> None:
-    """Keep the trials of another run in this run's directory, so that a resumed study needs the other run no more."""
-    if seeds.earlier is None:
-        return
-    source = seeds.earlier.classify(prepared.graph.digest, prepared.device, budget_bytes)
-    scores = seeds.adapt_scores(prepared.costs.stores, searched)
-    write_priors(run_dir, replace(read_priors(run_dir), earlier=observe_earlier(source, scores)))
+def adapt_seeds(
+    seeds: Seeds, prepared: PreparedWorkload, searched: Space, rules: Rules, *, run_dir: Path, progress: Progress
+) -> list[Settings]:
+    """Return the settings of another run that can be planned here; where there are none, a line is reported.
+
+    The trials of that run are kept in this run's directory, so that a resumed study needs the other run no more.
+    """
+    stores = prepared.costs.stores
+    if seeds.earlier is not None:
+        source = seeds.earlier.classify(prepared.graph.digest, prepared.device, rules.budget_bytes)
+        observations = observe_earlier(source, seeds.adapt_scores(stores, searched))
+        write_priors(run_dir, replace(read_priors(run_dir), earlier=observations))
+    settings = seeds.adapt(stores, searched)
+    if not settings:
+        progress(Logged("none of the settings of --seed-from can be planned here", "seeds"))
+    return settings
 
 
 def attach_priors(

@@ -27,6 +27,8 @@ SLACK = 1.005
 """Ratio to a peer's bytes up to which a plan of ours is compared with it."""
 SLOWER = 1.03
 """Ratio to the lowest estimated seconds within a peer's bytes up to which a plan is timed: estimates may be wrong by so much."""
+OTHER_KERNELS = 1.25
+"""The same for a plan on the other kind of kernels, for which estimates are wrong by more."""
 NEARLY_EAGER = 1.03
 """Ratio to eager's time up to which a plan counts as nearly as fast."""
 WRONG, ROUNDINGS = 0.01, 10.0
@@ -169,15 +171,20 @@ def fitting_plans(record: dict[str, Any], nbytes: int, names: Iterable[str]) -> 
 def fast_plans(record: dict[str, Any], slower: float = SLOWER) -> list[str]:
     """Return the plans to time: within each budget, those that are fastest by estimate, or nearly so; and the lowest.
 
-    `slower` is the ratio to the lowest estimated seconds up to which a plan is nearly as fast.
+    `slower` is the ratio to the lowest estimated seconds up to which a plan is nearly as fast. Eager's and compiled kernels are
+    compared by a larger one.
     """
+    other = 1 + (OTHER_KERNELS - 1) * (slower - 1) / (SLOWER - 1)
     plans = record["plans"]
     seconds = {name: plan["estimate"]["seconds"] for name, plan in plans.items() if "estimate" in plan}
     fast: list[str] = []
     for budget in make_budgets(record, SHARES):
         fitting = fitting_plans(record, budget, seconds)
         least = min((seconds[name] for name in fitting), default=0.0)
-        fast += [name for name in fitting if seconds[name] <= slower * least]
+        for is_compiled in (False, True):
+            alike = [name for name in fitting if ("inductor" in name) == is_compiled]
+            first = min((seconds[name] for name in alike), default=math.inf)
+            fast += [name for name in alike if first <= other * least and seconds[name] <= slower * first]
     equal = [name for name in seconds if plans[name]["equal_to_traced"]]
     lowest = min(equal, key=lambda name: plans[name]["step_peak_bytes"], default=None)
     return list(dict.fromkeys([*fast, *([lowest] if lowest else [])]))

@@ -90,7 +90,7 @@ def read_ending(document: dict[str, Any]) -> dict[str, Any]:
 def is_good(run: dict[str, Any]) -> bool:
     """Return True for a confirmed plan that is faster than the smallest, or for a search that reports a busy machine.
 
-    Runs before 29 November 2026 have no time of the smallest plan; of these it has to be another plan.
+    Older runs have no time of the smallest plan; of these it has to be another plan.
     """
     smallest = run.get("smallest_ratio")
     is_faster = smallest is None or (run["time_ratio"] is not None and run["time_ratio"]["high"] < smallest)
