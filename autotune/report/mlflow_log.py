@@ -28,7 +28,6 @@ from autotune.report.mlflow_store import (
     MLFLOW_VIEW,
     connect,
     set_environment,
-    sqlite_uri,
     tracking_uri,
 )
 from autotune.report.run_charts import draw_trial
@@ -244,7 +243,8 @@ class _StudyRun:
         existing = self.client.get_experiment_by_name(self.experiment)
         is_taken = existing is not None and existing.artifact_location not in (None, location)
         # a database of another directory: it updates the artifacts' places of experiments without a digest to its own
-        is_foreign = existing is None and uri.startswith("sqlite") and uri != sqlite_uri(Path(self.config.runs))
+        file, near = sqlite_file(uri), RunsDir(Path(self.config.runs).resolve()).mlflow_store
+        is_foreign = existing is None and file is not None and file.resolve() != near
         if location is not None and (is_taken or is_foreign):
             self.experiment += f".{hashlib.sha256(location.encode()).hexdigest()[:8]}"
             existing = self.client.get_experiment_by_name(self.experiment)

@@ -36,7 +36,7 @@ ENVIRONMENT = {
 
 def tracking_uri(runs: Path, configured: str | None = None) -> str:
     """Return the configured URI, else `MLFLOW_TRACKING_URI`, else that of an SQLite file for all runs of a directory."""
-    return configured or os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(runs)
+    return configured or os.environ.get("MLFLOW_TRACKING_URI") or _sqlite_uri(runs)
 
 
 def relocate_artifacts(runs: Path) -> None:
@@ -71,7 +71,7 @@ def connect(uri: str, runs: Path) -> "MlflowClient":
     An SQLite store in `runs` is created under a lock: two processes that create one file at once would both fail.
     """
     set_environment()
-    is_own = uri == sqlite_uri(runs)
+    is_own = uri == _sqlite_uri(runs)
     if not is_own:  # blanks and quotes of a path are no mistake
         try:
             check_address(uri)
@@ -111,7 +111,7 @@ def set_environment() -> None:
     os.environ.update({key: value for key, value in ENVIRONMENT.items() if key not in os.environ})
 
 
-def sqlite_uri(runs: Path) -> str:
+def _sqlite_uri(runs: Path) -> str:
     return sqlite_address(RunsDir(runs.resolve()).mlflow_store)
 
 

@@ -132,10 +132,11 @@ class TrialStore:
     def _writing(self) -> Iterator[None]:
         """Raise a failure of Optuna's database as a ConfigError with the next step."""
         import optuna
+        from sqlalchemy.exc import DatabaseError
 
         try:
             yield
-        except optuna.exceptions.StorageInternalError as error:
+        except (optuna.exceptions.StorageInternalError, DatabaseError) as error:
             reason = str(error.__cause__ or error).splitlines()[0]
             raise ConfigError(
                 f"{RunDir(self._path.parent).optuna}: cannot be written ({reason}); the trials are kept: free space there, or end "
@@ -260,7 +261,9 @@ def _open(path: Path, identity: StudyIdentity) -> "optuna.Study":
         optuna.exceptions.StorageInternalError,
         RuntimeError,
     ) as error:  # the last for another version's schema
-        if not path.exists() or "is locked" in f"{error.__cause__ or error}":  # by another program
+        text = f"{error} {error.__cause__}"
+        is_broken = isinstance(error, RuntimeError) or "not a database" in text or "malformed" in text
+        if not path.exists() or not is_broken:  # it is locked, or the disk is full
             raise
         path.replace(path.with_suffix(".db.broken"))
         study = _load(path, identity)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from autotune.capture.python.side_effects import SideEffectWarning
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError
 from autotune.runtime.train_step import TrainStep
@@ -349,6 +350,57 @@ def test_what_a_step_counts_is_refused_and_left_as_it_was(place: Callable[[], An
     with pytest.raises(CaptureError, match="changed in the step"):
         capture(workload)
     assert count() == 0
+
+
+LAST = 0.0
+
+
+@pytest.mark.parametrize("kind", ["global", "nonlocal"])
+def test_what_a_step_only_assigns_is_left_as_it_was_with_a_warning(kind: str):
+    last = 0.0
+
+    def assign_global() -> float:
+        global LAST  # noqa: PLW0603
+        LAST = torch.ones(1)
+        return 1.0
+
+    def assign_variable() -> float:
+        nonlocal last
+        last = torch.ones(1)
+        return 1.0
+
+    workload = make(mlp, loss_fn=weighted(assign_global if kind == "global" else assign_variable))
+    with pytest.warns(SideEffectWarning, match="LAST" if kind == "global" else "last"):
+        capture(workload)
+    assert (LAST, last) == (0.0, 0.0)
+
+
+class Lookups(dict):
+    hits = 0
+
+    def lookup(self, key: str) -> float:
+        self.hits = self.hits + 1
+        return self[key]
+
+
+def test_an_attribute_of_a_dictionary_that_the_step_changes_is_no_item_of_it():
+    lookups = Lookups(weight=1.0)
+    workload = make(mlp, loss_fn=weighted(lambda: lookups.lookup("weight")))
+    with pytest.raises(CaptureError, match=r"hits is changed in the step"):
+        capture(workload)
+    assert dict(lookups) == {"weight": 1.0}
+    assert lookups.hits == 0
+
+
+def test_an_array_that_the_step_makes_may_be_changed_in_it():
+    def read() -> float:
+        item = SimpleNamespace(mask=np.zeros(2))
+        item.mask[0] = 1
+        return float(item.mask.sum())
+
+    workload, twin = (make(mlp, loss_fn=weighted(read)) for _ in range(2))
+    with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch) as step:
+        assert torch.equal(step(workload.batch), eager_step(twin)[0])
 
 
 def test_a_global_that_is_filled_once_is_no_change_that_the_next_step_reads(monkeypatch: pytest.MonkeyPatch):

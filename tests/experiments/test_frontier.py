@@ -91,8 +91,8 @@ def test_a_method_is_compared_in_its_faster_memory_format_beside_plans_of_the_sa
         plans, {}, {"ours aten 1": 0.9, "ours aten 2": 0.8, "checkpoint channels_last": 1.0, "eager channels_last": 0.7}
     )
     document["sessions"] += later["sessions"]
-    found = {pair.peer: pair.ratio.middle for pair in records.compare("net", document)}
-    assert found == {"eager channels_last": pytest.approx(0.8 / 0.7), "checkpoint channels_last": pytest.approx(0.8)}
+    ratios = {pair.peer: pair.ratio.middle for pair in records.compare("net", document)}
+    assert ratios == {"eager channels_last": pytest.approx(0.8 / 0.7), "checkpoint channels_last": pytest.approx(0.8)}
     assert "checkpoint" not in records.find_unmatched(document)
 
 
@@ -333,8 +333,8 @@ def test_a_peer_in_channels_last_runs_its_method_in_that_format_and_is_compared_
     variant = model.make_variant(f"selective{records.CHANNELS_LAST}", tmp_path)
     spec = variant.start.args[0]
     assert (spec.workload.arguments["peer"], spec.workload.arguments["memory_format"]) == ("selective", "channels_last")
-    made = peers.workload("selective", "resnet50", memory_format="channels_last", **TINY["resnet50"])
-    weights = [parameter for parameter in made.model.parameters() if parameter.ndim == 4 and parameter.shape[2] > 1]
+    workload = peers.workload("selective", "resnet50", memory_format="channels_last", **TINY["resnet50"])
+    weights = [parameter for parameter in workload.model.parameters() if parameter.ndim == 4 and parameter.shape[2] > 1]
     assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
     ran: list[str] = []
     monkeypatch.setattr(model.bench, "results", lambda name, seconds, still: ran.append(name))
@@ -349,7 +349,9 @@ def test_a_peer_in_channels_last_runs_its_method_in_that_format_and_is_compared_
     found = {
         name: model.bench.errors(name, 1.0) for name in ("selective", "selective channels_last", "eager channels_last")
     }
-    assert {name: errors["gradients"]["error"] for name, errors in found.items()} == dict.fromkeys(found, 0.1)
+    assert {name: errors["gradients"]["error"] for name, errors in errors_by_peer.items()} == dict.fromkeys(
+        errors_by_peer, 0.1
+    )
     assert ran == ["eager", "eager", "eager channels_last", "eager"]
     distances["results-eager channels_last-still"] = 0.05
     assert model.bench.errors("selective channels_last", 1.0)["gradients"]["error"] == 0.05

@@ -116,6 +116,22 @@ def augmented_reads(code: types.CodeType) -> frozenset[tuple[int, str]]:
 
 
 @lru_cache(maxsize=16384)
+def stored_globals(code: types.CodeType) -> tuple[str, ...]:
+    """Return the globals that a function's code assigns."""
+    return tuple(sorted({step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL"}))
+
+
+@lru_cache(maxsize=16384)
+def only_stored_cells(code: types.CodeType) -> frozenset[str]:
+    """Return the variables of a closure that code assigns and does not read."""
+    steps = [(step.opname, step.argval) for step in dis.get_instructions(code)]
+    stored = {name for operation, name in steps if operation == "STORE_DEREF"}
+    return frozenset(
+        stored - {name for operation, name in steps if operation.startswith("LOAD") and "DEREF" in operation}
+    )
+
+
+@lru_cache(maxsize=16384)
 def global_chains(code: types.CodeType) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return the globals that a function's code reads, each with the attributes that follow."""
     chains = []

@@ -163,6 +163,8 @@ def _refusal_of_change(change: Change) -> str:
     name, line = change.place.name, f" at {change.place.line}" if change.place.line else ""
     if isinstance(change.before, CONTAINERS):
         fix = "keep its content in a buffer and change that in place, or run one step in plain PyTorch first if it is a cache"
+    elif change.before is None:
+        fix = "run one step in plain PyTorch first if it is a cache, or change it between steps"
     elif isinstance(change.after, torch.Tensor):
         fix = f"change it in place: {name}.copy_(...)"
     elif type(change.after) in (int, float):

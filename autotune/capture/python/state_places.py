@@ -4,6 +4,7 @@ import pickle
 import random
 import types
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import nn
 
 MISSING = object()
 """Value of an attribute that does not exist."""
+MOST_NOTED_BYTES = 1 << 24
+"""Largest array whose content is noted: a step that reads a data set must not copy it."""
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict, types.MappingProxyType)
 
 
@@ -68,7 +71,7 @@ class Change:
         if self.container is not None:
             fill(self.container, value)
         else:
-            assign(self.place.owner, self.place.key, value)
+            assign(self.place, value)
 
 
 @dataclass
@@ -130,7 +133,8 @@ def is_same(before: Any, after: Any) -> bool:
     if type(before) is not type(after):
         return False
     if isinstance(before, np.ndarray):
-        return bool(before.shape == after.shape and before.tobytes() == after.tobytes())
+        form = before.shape == after.shape and before.dtype == after.dtype
+        return bool(form and before.tobytes() == after.tobytes())
     if isinstance(before, (dict, types.MappingProxyType)):
         return list(before) == list(after) and all(is_same(before[key], after[key]) for key in before)
     if isinstance(before, (list, tuple, deque)):
@@ -138,6 +142,29 @@ def is_same(before: Any, after: Any) -> bool:
     if isinstance(before, (str, int, float, complex, bytes, set, frozenset, range, slice, torch.Size, np.generic)):
         return bool(before == after)
     return False
+
+
+def is_small_array(value: Any, place: Place) -> bool:
+    """Return whether a value is an array that the user's code reads, and small enough to note its content."""
+    return isinstance(value, np.ndarray) and bool(place.line) and value.nbytes <= MOST_NOTED_BYTES
+
+
+def collect_changes(
+    writes: Mapping[tuple[int, str], tuple[Place, Any]],
+    containers: Mapping[int, tuple[Place, Any, Any]],
+    read: Set[tuple[int, str]],
+) -> list[Change]:
+    """Return what differs now from the values before; `read` has the places of `writes` that a following step reads."""
+    changes = []
+    for key, (place, before) in writes.items():
+        after = place.read()
+        if not is_same(before, after):
+            changes.append(Change(place, before, after, container=None, is_read=key in read))
+    for place, value, before in containers.values():
+        after = plain_content(value)
+        if not is_same(before, after):
+            changes.append(Change(place, before, after, container=value, is_read=True))
+    return changes
 
 
 def generator_state(generator: Any) -> Any:
@@ -165,21 +192,22 @@ def is_same_state(before: Any, after: Any) -> bool:
     return pickle.dumps(before) == pickle.dumps(after)
 
 
-def assign(owner: Any, key: str, value: Any) -> None:
+def assign(place: Place, value: Any) -> None:
     """Restore an attribute, an item or a cell as it was, without the checks of `nn.Module`."""
+    owner, key = place.owner, place.key
     if isinstance(owner, (type, types.ModuleType)):
         if value is MISSING:
             delattr(owner, key)
         else:
             setattr(owner, key, value)
         return
-    if isinstance(owner, types.CellType):
+    if place.kind == "cell":
         if value is MISSING:
             del owner.cell_contents
         else:
             owner.cell_contents = value
         return
-    if isinstance(owner, dict):  # globals, or a table of a module
+    if place.kind in ("item", "entry"):
         if value is MISSING:
             owner.pop(key, None)
         else:

@@ -25,6 +25,8 @@ from autotune.capture.python.code_facts import (
     is_library,
     is_recordable,
     is_state,
+    only_stored_cells,
+    stored_globals,
     user_line,
 )
 from autotune.capture.python.functions import (
@@ -40,15 +42,16 @@ from autotune.capture.python.functions import (
 from autotune.capture.python.state_places import (
     CONTAINERS,
     MISSING,
-    Change,
     Place,
     StateReads,
     assign,
+    collect_changes,
     fill,
     generator_state,
     instance_dict,
     is_same,
     is_same_state,
+    is_small_array,
     numpy_state,
     plain_content,
     set_generator_state,
@@ -95,7 +98,8 @@ class Recorder:
                 fresh = set(map(id, gc.get_objects()))
                 self._note_unreported()
                 self._drop(fresh)
-                self._collect_changes()
+                self._writes = self.result.find_unreported_writes() | self._writes
+                self.result.changes += collect_changes(self._writes, self._containers, set(self.result.reads))
                 self._note_draws(*generators)
                 self._restore()
                 random.setstate(generators[0])
@@ -261,8 +265,9 @@ class Recorder:
         self._note_content(place, value)
 
     def _note_content(self, place: Place, value: Any) -> None:
-        """Note a container's content before the step, to detect changes of it."""
-        if isinstance(value, (list, dict, set, deque, np.ndarray)) and id(value) not in self._containers:
+        """Note a container's content before the step, to detect changes of it; that of an array only where it is read."""
+        is_noted = isinstance(value, (list, dict, set, deque)) or is_small_array(value, place)
+        if is_noted and id(value) not in self._containers:
             self._containers[id(value)] = place, value, plain_content(value)
             self._keep.append(value)
 
@@ -308,6 +313,9 @@ class Recorder:
                 place = Place(function, key, "attribute", f"the defaults of {code.co_name}", user_line(frame))
                 self._record(place, getattr(function, key))
         self._meet_parts(self._unreported.add_imports(code, frame.f_globals))
+        for name in stored_globals(code):
+            place = Place(frame.f_globals, name, "item", name, user_line(frame))
+            self._writes.setdefault((id(frame.f_globals), name), (place, place.read()))
         for name, chain in global_chains(code):
             if name in frame.f_globals:
                 self._record_chain(frame.f_globals, name, chain, frame)
@@ -319,9 +327,13 @@ class Recorder:
                 self._patch(type(value))
 
     def _record_cell(self, cell: Any, name: str, frame: Any) -> None:
-        if (id(cell), name) not in self.result.reads:
+        key, is_read = (id(cell), name), name not in only_stored_cells(frame.f_code)
+        if key not in (self.result.reads if is_read else self._writes):
             place = Place(cell, name, "cell", name, user_line(frame))
-            self._record(place, place.read())
+            if is_read:
+                self._record(place, place.read())
+            else:
+                self._writes[key] = place, place.read()
 
     def _record_chain(self, scope: dict[str, Any], name: str, chain: tuple[str, ...], frame: Any) -> None:
         """Record a global, and the attributes that the code reads of it where it is a module or a class."""
@@ -364,22 +376,10 @@ class Recorder:
         for table in (self.result.reads, self._writes):
             for place in [place for place in table if place[0] in fresh]:
                 del table[place]
-        for number in [number for number in self._containers if number in fresh]:
+        for number in [number for number, noted in self._containers.items() if {number, id(noted[0].owner)} & fresh]:
             del self._containers[number]
         for place in self._augmented:
             self.result.reads.pop(place, None)
-
-    def _collect_changes(self) -> None:
-        self._writes |= self.result.find_unreported_writes()
-        for key, (place, before) in self._writes.items():
-            after = place.read()
-            if not is_same(before, after):
-                is_read = key in self.result.reads and key not in self._augmented
-                self.result.changes.append(Change(place, before, after, container=None, is_read=is_read))
-        for place, value, before in self._containers.values():
-            after = plain_content(value)
-            if not is_same(before, after):
-                self.result.changes.append(Change(place, before, after, container=value, is_read=True))
 
     def _note_draws(self, python: Any, numpy: Any) -> None:
         where = f" at {self._draw_line}" if self._draw_line else ""
@@ -394,7 +394,7 @@ class Recorder:
 
     def _restore(self) -> None:
         for place, before in self._writes.values():
-            assign(place.owner, place.key, before)
+            assign(place, before)
         for _, value, before in self._containers.values():
             if not is_same(before, plain_content(value)):
                 fill(value, before)

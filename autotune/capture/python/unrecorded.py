@@ -56,14 +56,18 @@ def refusing_unrecorded() -> Iterator[None]:
 
     with ExitStack() as stack:
         for module, name in _GENERATOR_CALLS:
-            stack.enter_context(mock.patch.object(module, name, refusing(name, getattr(module, name))))
+            spelled = f"cuda.{name}" if "cuda" in module.__name__ else name
+            stack.enter_context(mock.patch.object(module, name, refusing(spelled, getattr(module, name))))
         stack.enter_context(mock.patch.object(hooks, "__enter__", enter_hooks))
         state = torch.default_generator.get_state()
-        yield
-        if not torch.equal(state, torch.default_generator.get_state()):  # numbers are drawn on fake tensors
-            raise CaptureError(
-                "the step seeds torch.default_generator, and a captured step does not; seed it before the step"
-            )
+        try:
+            yield
+            if not torch.equal(state, torch.default_generator.get_state()):  # numbers are drawn on fake tensors
+                raise CaptureError(
+                    "the step seeds torch.default_generator, and a captured step does not; seed it before the step"
+                )
+        finally:
+            torch.default_generator.set_state(state)
 
 
 def _of_devices(name: str) -> list[tuple[Any, str]]:

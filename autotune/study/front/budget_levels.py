@@ -67,6 +67,7 @@ class BudgetLevels:
             self._proposed.add(target)
             candidate = self._plan(target)
             if candidate is not None:
+                self._answers.setdefault(target, candidate.estimate)  # the trial's own replaces it
                 return candidate
             if self._top == target:
                 return None

@@ -61,9 +61,8 @@ class RecentSeconds:
 
 
 def ran_to_end(trial: Trial) -> bool:
-    """Return True if the trial's duration tells how long the next may take: its plan was measured, and did not crash."""
-    crashed = trial.measurement is None or trial.measurement.outcome is Outcome.CRASHED
-    return trial.was_run and trial.kind != TrialKind.REPEAT and not crashed
+    """Return True if the trial's duration tells how long the next may take: its plan was measured, and nothing ended that early."""
+    return trial.kind != TrialKind.REPEAT and trial.measurement is not None and trial.measurement.outcome is Outcome.OK
 
 
 def describe_end(config: Config, trials: Sequence[Trial], patience: Patience) -> str:

@@ -31,10 +31,13 @@ def record(seconds: RecentSeconds, ended: Trial, duration: float) -> None:
     [
         trial(TrialKind.REPEAT, Measurement(Outcome.OK, step_seconds=(1.0,)), Plan((0,))),
         trial(TrialKind.SEARCH, Measurement(Outcome.CRASHED, "the planner found no plan")),
+        trial(TrialKind.SEARCH, Measurement(Outcome.STOPPED_EARLY, step_seconds=(1.0,)), Plan((0,))),
     ],
-    ids=["known plan", "no plan"],
+    ids=["known plan", "no plan", "stopped early"],
 )
-def test_trials_that_measure_nothing_do_not_shorten_the_time_reserved_for_one_that_does(unmeasured: Trial):
+def test_trials_that_are_not_measured_to_their_end_do_not_shorten_the_time_reserved_for_one_that_does(
+    unmeasured: Trial,
+):
     seconds = RecentSeconds()
     record(seconds, trial(TrialKind.SEARCH, Measurement(Outcome.OK, step_seconds=(1.0,)), Plan((0,))), 60.0)
     for _ in range(RECENT):
