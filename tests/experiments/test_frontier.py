@@ -346,7 +346,7 @@ def test_a_peer_in_channels_last_runs_its_method_in_that_format_and_is_compared_
         lambda results, expected: {"gradients": {"error": distances[expected], "worst": results}},
     )
     monkeypatch.setattr(bench.shutil, "rmtree", lambda path: None)
-    found = {
+    errors_by_peer = {
         name: model.bench.errors(name, 1.0) for name in ("selective", "selective channels_last", "eager channels_last")
     }
     assert {name: errors["gradients"]["error"] for name, errors in errors_by_peer.items()} == dict.fromkeys(
