@@ -31,7 +31,12 @@ LACKING: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Facts that a result file lacks, by its path below `experiments/`."""
 
-OF_ANOTHER_GRAPH = frozenset([("benchmarks/no_fit/results/tune.json", "resnet18(batch=10, size=224)")])
+OF_ANOTHER_GRAPH = frozenset(
+    [
+        ("benchmarks/no_fit/results/tune.json", "resnet18(batch=10, size=224)"),
+        ("benchmarks/landscape/results/resnet18.json", "resnet18(batch=16, size=112, width=32)"),
+    ]
+)
 """Recorded graphs whose step is captured as another graph today: the figures of these files are of older code.
 
 Each is a pair of the file's path below `experiments/` and the graph's name in it.
