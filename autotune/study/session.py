@@ -366,7 +366,7 @@ class _Session:
 
     def record(self, trial: Trial, proposal: Proposal, began: float) -> None:
         """Record and report a trial. `began` is its start in seconds of the monotonic clock."""
-        self.trial_seconds.add(time.monotonic() - began, was_run=ran_to_end(trial))
+        self.trial_seconds.add(time.monotonic() - began, is_whole=ran_to_end(trial))
         self.store.record(trial, proposal.request)
         self.announce(self.trials)
 

@@ -283,7 +283,7 @@ _GLOBAL_HOOKS = (
     module_globals._global_forward_pre_hooks, module_globals._global_forward_hooks,
     module_globals._global_backward_pre_hooks, module_globals._global_backward_hooks,
 )  # fmt: skip
-"""Hooks of all modules, by number."""
+"""Torch's tables of hooks that run around every module."""
 
 
 def _global_state() -> tuple[Any, ...]:

@@ -31,7 +31,7 @@ class StepModule(torch.nn.Module):
         self._names = flat.names()[1]
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
-        """Run `forward` alone: hooks of all modules are for the user's modules."""
+        """Run `forward` without torch's hooks for every module: they would change the loss once more than in eager."""
         return self.forward(*tensors)
 
     def forward(self, *tensors: torch.Tensor) -> Any:

@@ -266,9 +266,9 @@ def _on_device(workload: Workload, kind: str) -> Workload:
     if kind == "cpu":
         elsewhere = next((leaf.device for leaf in workload.model.parameters() if leaf.device.type != "cpu"), None)
         if elsewhere is not None:
+            remedy = f"add --device {elsewhere.type}, or make" if elsewhere.type == "cuda" else "make"
             raise ConfigError(
-                f"the factory's model is on {elsewhere}, and device is cpu: add --device {elsewhere.type}, or let the factory make "
-                "the model on the CPU"
+                f"the factory's model is on {elsewhere}, and device is cpu: {remedy} the model on the CPU"
             )
         return workload
     if not torch.cuda.is_available():

@@ -32,7 +32,7 @@ class BudgetLevels:
         self._answers: dict[int, Estimate] = {}
         """Estimate of each level's plan, by target in bytes; includes the plans of earlier sessions."""
         self._proposed = set[int]()
-        """Targets that have a plan, or that no plan met."""
+        """Targets that were proposed: those with a plan, and those that no plan of the planners met."""
         planned: list[int] = []
         for trial in trials:
             if trial.kind == TrialKind.SEARCH:

@@ -49,9 +49,9 @@ class RecentSeconds:
 
     last: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
-    def add(self, seconds: float, *, was_run: bool = True) -> None:
-        """Add a trial; one that was not run counts only where it took longer than the others, by its planning."""
-        if was_run or seconds > self.longest:
+    def add(self, seconds: float, *, is_whole: bool = True) -> None:
+        """Add a trial; one that was not measured to its end counts only where it took longer than the others."""
+        if is_whole or seconds > self.longest:
             self.last.append(seconds)
 
     @property
