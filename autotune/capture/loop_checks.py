@@ -61,12 +61,15 @@ def refuse_anomaly_mode() -> None:
         )
 
 
-def refuse_fork(pid: int) -> None:
-    """Raise ConfigError for a step that offloads in a forked child: the threads of its store exist only in the parent."""
+def refuse_fork(pid: int, maker: str) -> None:
+    """Raise ConfigError for a step that offloads in a forked child: the threads of its store exist only in the parent.
+
+    `maker` is the class that made the step.
+    """
     if os.getpid() != pid:
         raise ConfigError(
             f"the step was created in process {pid} and is called in {os.getpid()}, where the threads of its store do not exist; "
-            "create the TrainStep in the process that calls it"
+            f"create the {maker} in the process that calls it"
         )
 
 
@@ -77,10 +80,10 @@ def refuse_unreduced(model: torch.nn.Module, *, reduces: bool) -> None:
             f"the model is wrapped in {wrapper}, whose communication a planned step never runs; pass the module within it, "
             "and before_update=... that all-reduces every .grad"
         )
-    if reduces or _ranks() < 2:
+    if reduces or count_ranks() < 2:
         return
     raise ConfigError(
-        f"torch.distributed has {_ranks()} ranks, and gradients are not reduced; pass before_update=... that all-reduces "
+        f"torch.distributed has {count_ranks()} ranks, and gradients are not reduced; pass before_update=... that all-reduces "
         "every .grad; pass one that does nothing if ranks train apart"
     )
 
@@ -112,7 +115,8 @@ def refuse_result(spec: pytree.TreeSpec) -> None:
         )
 
 
-def _ranks() -> int:
+def count_ranks() -> int:
+    """Return the number of processes of `torch.distributed`; 1 without a process group."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 1

@@ -96,8 +96,8 @@ def capture(
         torch.random.fork_rng(devices=sorted(devices)),
         ExitStack() as stack,
     ):
+        trains = gradients or workload.optimizer is not None
         with _restore_tensors(step):
-            trains = gradients or workload.optimizer is not None
             trace = _trace(stack, step, tensors, name, _Options(dynamic, way, trains))
         graph = trace.joint.graph_module.graph
         for rewrite in REWRITES:
@@ -122,11 +122,11 @@ def capture(
         program = read(False)
         if recurrent.has_regions(graph):
             program = replace(program, opened=read(True))
+        if trains:
+            refuse_no_gradient(program, name)
+            refuse_result(program.result_spec)
         with _name_errors(name, "the graph"):
             program = apply_loop(program, workload.loop)
-    if gradients or workload.optimizer is not None:
-        refuse_no_gradient(program, name)
-        refuse_result(program.result_spec)
     if workload.loop.clip and (names := _untrained_names(workload, program)):
         warnings.warn(
             f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''} require a gradient, and the optimizer does not train "

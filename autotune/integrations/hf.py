@@ -4,7 +4,6 @@
 """
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Any
 import torch
 
 from autotune.api.auto_plan import AutoPlan
-from autotune.capture.python.side_effects import SideEffectWarning
 from autotune.errors import CaptureError, ConfigError, install_command
 from autotune.integrations.hf_checks import refuse_arguments
+from autotune.integrations.side_effects import refuse_side_effects
 from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.prepared_step import PlanSource
 from autotune.runtime.shapes.buckets import Buckets
@@ -100,7 +99,8 @@ class PlannedTrainerMixin:
     def workload(self) -> Workload:
         """Return the first training step as a workload, to tune or plan it.
 
-        Call it in a factory, on a trainer made for it: `train` starts and stops before the first step. No callback runs.
+        Call it in a factory, on a trainer made for it: `train` starts and stops before the first step. No callback and no
+        evaluation runs.
 
         Raises:
             ConfigError: `train` runs no step that calls `compute_loss`.
@@ -117,13 +117,14 @@ class PlannedTrainerMixin:
             raise _FirstStepError(model, batch)
 
         self._first_step = stop
+        evaluates, self.args.eval_on_start = self.args.eval_on_start, False
         try:
             with _without_callbacks(self):
                 self.train()
         except _FirstStepError as step:
             return Workload(step.model, _TrainerLoss(self), None, step.batch)
         finally:
-            self._first_step, self.is_in_train = None, False
+            self._first_step, self.is_in_train, self.args.eval_on_start = None, False, evaluates
         raise ConfigError(f"{type(self).__name__}.train() calls compute_loss in no step; give it a training batch")
 
     def _compute_planned_loss(
@@ -203,6 +204,7 @@ class _TrainerLoss:
     def __getstate__(self) -> dict[str, Any]:
         trainer, accelerator = copy.copy(self._trainer), copy.copy(self._trainer.accelerator)
         vars(trainer).update(dict.fromkeys(_UNCOPIED & vars(trainer).keys()), accelerator=accelerator)
+        vars(trainer)["model_wrapped"] = trainer.model  # a wrapper needs a process group, which the copy lacks
         del vars(trainer)["compute_loss"]
         for name in ("_models", "_optimizers", "_schedulers", "_dataloaders"):
             setattr(accelerator, name, [])
@@ -213,7 +215,7 @@ class _TrainerLoss:
 _UNCOPIED = {
     "train_dataset", "eval_dataset", "data_collator", "callback_handler", "optimizer", "lr_scheduler", "model_init", "compute_metrics",
     "preprocess_logits_for_metrics", "optimizer_cls_and_kwargs", "state", "control", "_memory_tracker", "_planned_loss",
-    "_planned_arguments", "_first_step", "gather_function",
+    "_planned_arguments", "_first_step", "gather_function", "_eval_dataloaders",
 }  # fmt: skip
 """Attributes of a trainer that a loss does not read."""
 
@@ -258,12 +260,9 @@ class _PlanCheck(transformers.TrainerCallback):  # type: ignore[misc]
 @contextmanager
 def _checking_capture(trainer: type) -> Iterator[None]:
     """Raise CaptureError for a `compute_loss` that changes a Python object: a metric, say, would be lost."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", SideEffectWarning)
+    with refuse_side_effects("in a callback for example, and leave it out of compute_loss"):
         try:
             yield
-        except SideEffectWarning as effect:
-            raise CaptureError(f"{effect}, in a callback for example, and leave it out of compute_loss") from effect
         except CaptureError as error:
             owner = next(kind for kind in trainer.__mro__ if "compute_loss" in vars(kind))
             if owner is transformers.Trainer:

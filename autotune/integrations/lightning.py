@@ -47,7 +47,7 @@ class PlanCallback(pl.Callback):
     the values of each step. Further results beside the loss are detached. Without gradients, as in validation, the
     method runs as ever.
 
-    A method that updates a metric, or that reads the trainer's counters, cannot be captured. Keep such lines in
+    A method that updates a metric or a list, or that reads the trainer's counters, cannot be captured. Keep such lines in
     `training_step`, move the loss to a method `compute_loss(self, batch)`, and pass `loss="compute_loss"`. So does a
     module that optimizes manually: one callback for each of its losses.
 
@@ -114,6 +114,7 @@ class PlanCallback(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Replace the module's method by its planned version."""
+        _refuse_module(pl_module, self._loss)  # again: another callback may have replaced the method since `setup`
         refuse_compiled(pl_module)
         self._method = PlannedMethod(
             pl_module,
@@ -147,7 +148,7 @@ def workload(
         batch: A batch as its method receives it.
         loss: Name of the method, as for `PlanCallback`.
         precision: The Trainer's `precision`, because autocast is part of the step. With "bf16-true" and the like, pass a
-            converted module and batch.
+            converted module and batch, and set torch's default dtype in the factory if the step creates tensors without one.
 
     Raises:
         ConfigError: The module has no such method, `training_step` optimizes manually, or the precision is unknown.

@@ -4,12 +4,14 @@ import dis
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from types import MethodType
 from typing import Any
 
 import torch
 
 from autotune.errors import ConfigError
+from autotune.integrations.side_effects import refuse_side_effects
 from autotune.runtime.planned_loss import PlannedLoss
 
 
@@ -58,14 +60,27 @@ class MethodLoss:
 
     def __init__(self, kind: type[torch.nn.Module], name: str) -> None:
         self._function: Callable[..., Any] = getattr(kind, name)
-        self._names = [parameter.name for parameter in inspect.signature(self._function).parameters.values()][1:]
-        self._unread = {name for name in self._names if not _may_read(self._function, name)}
+        parameters = inspect.signature(self._function).parameters.values()
+        named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        self._names = [parameter.name for parameter in parameters if parameter.kind in named][1:]
+        self._rest = next((one.name for one in parameters if one.kind is inspect.Parameter.VAR_POSITIONAL), "")
+        self._unread = {one.name for one in parameters if not _may_read(self._function, one.name)}
         self.recorder = LogRecorder()
         self.arguments: dict[str, Any] = {}
         """Numbers and strings of the current call that the method never reads: they may change at every step."""
 
     def split_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a call's arguments by name. Numbers and strings that the method never reads go into `arguments` instead."""
+        """Return a call's arguments by name. Numbers and strings that the method never reads go into `arguments` instead.
+
+        Raises:
+            ConfigError: The method reads `*args` that have values: a number in it, such as Lightning's index of the batch, has
+                no name by which it could be told apart.
+        """
+        if len(args) > len(self._names) and self._rest and self._rest not in self._unread:
+            raise ConfigError(
+                f"{self._function.__qualname__} takes the batch or its index as *{self._rest}, which a plan cannot tell apart; "
+                "name the method's parameters: (self, batch, batch_idx)"
+            )
         values = {**dict(zip(self._names, args, strict=False)), **kwargs}
         plain = (int, float, str)
         self.arguments = {
@@ -105,6 +120,9 @@ def _refuse_graph(options: Mapping[str, Any]) -> None:
         )
 
 
+_KEEP = "or keep it in training_step, and pass PlanCallback(loss=...) with the name of a method that computes the loss alone"
+
+
 class PlannedMethod:
     """A method of a module under a plan, from construction to `close`. Copies of the module keep the plain method.
 
@@ -139,8 +157,10 @@ class PlannedMethod:
         # a plan that tunes itself sends the module elsewhere, without the trainer behind this method
         method = module.__dict__.pop(self._name)
         self._loss.recorder.install(module)
+        checked = refuse_side_effects(_KEEP) if self.planned.graph is None else nullcontext()
         try:
-            loss, rest, logged = self.planned(batch)
+            with checked:
+                loss, rest, logged = self.planned(batch)
         finally:
             self._loss.recorder.uninstall(module)
             module.__dict__[self._name] = method

@@ -55,7 +55,10 @@ def describe_differences(planned: GraphSummary, present: GraphSummary) -> str:
 def _differences(planned: GraphSummary, present: GraphSummary) -> Iterator[str]:
     for role, name in _NAMES.items():
         counts = [summary.tensors.get(role, 0) for summary in (present, planned)]
-        sizes = [fmt_bytes(summary.nbytes.get(role, 0)) for summary in (present, planned)]
+        numbers = [summary.nbytes.get(role, 0) for summary in (present, planned)]
+        sizes = [fmt_bytes(number) for number in numbers]
+        if numbers[0] != numbers[1] and sizes[0] == sizes[1]:  # equal when rounded
+            sizes = [f"{number} B" for number in numbers]
         if present.nbytes.get(role) != planned.nbytes.get(role) or counts[0] != counts[1]:
             tensors = [f" in {count} tensor{'s' * (count != 1)}" if counts[0] != counts[1] else "" for count in counts]
             yield f"{name} of {sizes[0]}{tensors[0]} instead of {sizes[1]}{tensors[1]}"

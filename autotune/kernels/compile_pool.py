@@ -25,7 +25,7 @@ import torch
 from autotune import errors
 from autotune.errors import CaptureError
 from autotune.kernels.compile_worker import encode_request
-from autotune.kernels.kernel_cache import kernel_directory
+from autotune.kernels.kernel_cache import compiler_directory, kernel_directory
 
 if TYPE_CHECKING:
     from autotune.kernels.compiled_region import CompiledRegion
@@ -156,9 +156,9 @@ class _Worker:
 @contextlib.contextmanager
 def _workers(count: int) -> Iterator[list[_Worker]]:
     """Start compiling processes, and end them after the block."""
-    scratch = kernel_directory() / "inductor"
-    _remove_incomplete(scratch)
-    scratch.mkdir(exist_ok=True)
+    scratch = compiler_directory()
+    _remove_incomplete(scratch.parent)
+    scratch.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         workers = []
         for _ in range(count):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """Compile regions until the pipe is closed; a marker stands in the scratch directory while one is compiled."""
     requests, replies = (Connection(int(number)) for number in sys.argv[1:])
-    scratch = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    scratch = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent
     marker = scratch / f"unfinished-{os.getpid()}"
     with scratch.with_suffix(".lock").open("a+") as lock:  # NFS locks files for readers only where they can be read
         fcntl.flock(lock, fcntl.LOCK_SH)

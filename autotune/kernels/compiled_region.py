@@ -176,10 +176,7 @@ class CompiledRegion:
                     return compile_fx_inner(traced, examples, is_inference=True)
             except (CppCompileError, InvalidCxxCompiler) as error:
                 _pass_on_lack_of_memory(error)
-                reason = str(error).strip().splitlines()[0]
-                raise ConfigError(
-                    f"compiled kernels need a C++ compiler: {reason}; install g++, or use --kernels aten"
-                ) from error
+                raise ConfigError(_explain_compiler(str(error))) from error
             except Exception as error:  # inductor raises dozens of its own exceptions
                 _pass_on_lack_of_memory(error)
                 reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
@@ -225,6 +222,14 @@ class CompiledRegion:
     def _copy(self, number: int, output: torch.Tensor) -> torch.Tensor:
         meta = self._outputs[number]
         return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device).copy_(output)
+
+
+def _explain_compiler(error: str) -> str:
+    """Return what the compiler lacks, and what to do, from the text of its error."""
+    lines = [line.strip() for line in error.strip().splitlines()]
+    reason = next((line for line in lines if "error:" in line), lines[0] if lines else "no reason given")
+    fix = "install Python's headers (Debian: python3-dev)" if "Python.h" in reason else "install or repair g++"
+    return f"the C++ compiler cannot compile a kernel: {reason}; {fix}, or use --kernels aten"
 
 
 def _pass_on_lack_of_memory(error: Exception) -> None:

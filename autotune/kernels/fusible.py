@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from autotune.capture.program import Call, Program
+from autotune.capture.program import Call, Program, View
 from autotune.capture.rewrites import batch_norm, dropout
 from autotune.ir.graph import Op, Phase
 
@@ -26,6 +26,9 @@ UNFUSED = frozenset(
 )  # fmt: skip
 """Ops for which a library's kernel is faster, or which add up in an order that depends on the threads."""
 
+_NUMBERS = (aten._local_scalar_dense.default, aten.item.default)
+"""Ops that read a number from a tensor, such as a float of the step that changed and is an input now."""
+
 
 def find_fusible(program: Program) -> list[bool]:
     """Return for each op of a program whether it may be part of a compiled region."""
@@ -35,7 +38,17 @@ def find_fusible(program: Program) -> list[bool]:
 def _is_fusible(op: Op, call: Call) -> bool:
     if op.phase is Phase.UPDATE or op.random or op.writes or not op.repeatable or not op.outputs:
         return False
-    return _has_kernel(call.target)
+    return _has_kernel(call.target) and not _reads_number((call.args, call.kwargs))
+
+
+def _reads_number(argument: Any) -> bool:
+    """Return whether an argument is a Python number that is read from a tensor, which inductor cannot trace."""
+    match argument:
+        case View(target, args, kwargs):
+            return target in _NUMBERS or _reads_number((args, kwargs))
+        case tuple() | list():
+            return any(map(_reads_number, argument))
+    return False
 
 
 @cache

@@ -63,6 +63,12 @@ def kernel_directory() -> Path:
     return directory
 
 
+def compiler_directory() -> Path:
+    """Return inductor's directory for this torch, Python and CPU: the keys of its files contain none of them."""
+    text = repr((torch.__version__, sys.version, _cpu()))
+    return kernel_directory() / "inductor" / hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def entry_path(signature: str) -> Path:
     """Return the directory of a region's entry for this code, torch, Python, CPU, number of threads and default dtype.
 

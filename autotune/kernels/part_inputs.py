@@ -89,7 +89,7 @@ def _describe(view: View, metas: Sequence[Meta | None]) -> Meta:
 
     tensor, source = evaluate(view), metas[next(reads(view))]
     assert source is not None
-    return Meta(tuple(tensor.shape), tuple(tensor.stride()), source.dtype, source.device)
+    return Meta(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, source.device)
 
 
 def _pass(argument: Any, argument_of: dict[int, Any]) -> Any:

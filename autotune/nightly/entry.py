@@ -187,6 +187,7 @@ class EntrySession:
         repeated_reason = self.find_regression(repeated)
         if not repeated_reason:
             self.notes.append(f"suspicious: {reason}, not confirmed when re-measured")
+            self.conditions = replace(self.conditions, disturbed=repeated.disturbed[-1] if repeated.disturbed else "")
             self.accept_champion(repeated)
             return
         self.record_rounds(rounds)

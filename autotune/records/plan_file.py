@@ -1,6 +1,7 @@
 """Read and write plan files: JSON with a plan, its workload and device, its estimate and its measurement."""
 
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,9 +91,9 @@ def match_plan(path: Path, file: PlanFile, surveyed: Captured) -> None:
     """
     graph, device = surveyed.graph, surveyed.device
     if file.device is not None and file.device.kind != device.kind:
-        raise PlanError(
-            f"{path}: made on {file.device.kind}, this is {device.kind}; tune here: autotune tune {file.workload}"
-        )
+        settings = [part for key, value in file.workload.arguments.items() for part in ("--set", f"{key}={value}")]
+        command = shlex.join(["autotune", "tune", file.workload.reference, *settings])
+        raise PlanError(f"{path}: made on {file.device.kind}, this is {device.kind}; tune here: {command}")
     if file.graph_digest != graph.digest:
         raise PlanError(
             f"{path}: made for another graph (digest {file.graph_digest[:8]}, {graph.name} has {graph.digest[:8]}): "
@@ -151,10 +152,12 @@ def read_records(path: Path, file: PlanFile) -> tuple[TrainGraph, Costs]:
     """Return the graph and the measured costs of a plan file; ConfigError where its run directory has none."""
     graph, costs = find_records(path, file)
     if graph is None or costs is None:
-        raise ConfigError(
-            f"{path}: its graph.json and costs.json are not beside it"
-            f"{f' or in {path.parent / file.run}' if file.run else ''}; name the plan.json of its run directory"
-        )
+        missing = f"{path}: its graph.json and costs.json are not beside it"
+        if not file.run:
+            raise ConfigError(
+                f"{missing}: it names no run of a study, which records them; make a plan with autotune tune"
+            )
+        raise ConfigError(f"{missing} or in {path.parent / file.run}; name the plan.json of its run directory")
     return graph, costs
 
 

@@ -186,15 +186,21 @@ class PlannedLoss(torch.nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy, which captures its own steps."""
         super().__setstate__(state | {"_pid": os.getpid(), "_lock": threading.RLock()})  # type: ignore[no-untyped-call]
+        if self._memory_format:
+            keep_in_format(self.model, self._memory_format)
 
     def _selector_for(self, mode: Autocast | None, batch: Any) -> tuple[StepSelector, BatchPadding, LossFn]:
         if mode not in self._selectors:
             self._selectors[mode] = self._start_selector(mode, batch)
         if self._selectors[mode][0].cache.offloads:
-            refuse_fork(self._pid)
+            refuse_fork(self._pid, "PlannedLoss")
         return self._selectors[mode]
 
     def _start_selector(self, mode: Autocast | None, batch: Any) -> tuple[StepSelector, BatchPadding, LossFn]:
+        if (
+            not self._selectors
+        ):  # stores are opened with the first one, perhaps in a child of the process that made this object
+            self._pid = os.getpid()
         loss_fn = self._loss_fn if mode is None else partial(run_in_autocast, self._loss_fn, mode)
         selector = StepSelector(
             partial(Workload, self.model, loss_fn, None),

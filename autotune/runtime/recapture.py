@@ -29,10 +29,13 @@ class Recaptures:
         self._tensors_at: dict[Signature, list[int]] = {}
         self._inputs: set[str] = set()
         self._constants: set[str] = set()
+        self._changed: set[str] = set()
 
     def is_first(self, change: GuardFailure) -> bool:
-        """Return True if this value has not changed before."""
-        return all(source != change.source for source, _ in self._captured_at)
+        """Return True if this is asked for the first change of a value."""
+        is_first = change.source not in self._changed
+        self._changed.add(change.source)
+        return is_first
 
     def refuse_frequent(self, change: GuardFailure, call: Signature) -> None:
         """Raise PlanError for a value that also changed at most `RECENT_STEPS` steps ago.

@@ -374,7 +374,7 @@ class TrainStep:
     def _refuse_loop(self) -> None:
         refuse_modes(trains=self.optimizer is not None)
         if self._selector.cache.offloads:
-            refuse_fork(self._pid)
+            refuse_fork(self._pid, "TrainStep")
 
 
 def _choose_recorder(model: torch.nn.Module, *, cuda_graphs: bool) -> Callable[[torch.device], GraphRecorder] | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from autotune.capture.loop_checks import count_ranks
 from autotune.capture.optimizers.optimizer_copy import (
     GLOBAL_HOOKS,
     HOOKS,
@@ -146,6 +147,8 @@ class UpdateCycle:
                 self.scaler.unscale_(self.optimizer)
             if self._before_update is not None:
                 self._before_update()
+                if count_ranks() > 1:
+                    self._note_infinities()
             if self.scaler is not None:
                 self.scaler.step(self.optimizer)
                 self.scaler.update()
@@ -156,6 +159,19 @@ class UpdateCycle:
                 self.scaler.update(self.scaler.get_scale())
             raise
         clear_gradients(self.optimizer)
+
+    def _note_infinities(self) -> None:
+        """Let the scaler skip an update of infinite gradients that `before_update` received from another rank.
+
+        The scaler looked for them before, in this rank's own gradients. All ranks skip an update, or none does.
+        """
+        if self.scaler is None or not self.scaler.is_enabled() or self.optimizer is None:
+            return
+        infinities = self.scaler._found_inf_per_device(self.optimizer)
+        for parameter in self.parameters:
+            if (gradient := parameter.grad) is not None and gradient.device in infinities:
+                values = gradient._values() if gradient.is_sparse else gradient
+                infinities[gradient.device].logical_or_(~values.isfinite().all())
 
 
 def _is_nonzero(gradient: torch.Tensor | None) -> bool:

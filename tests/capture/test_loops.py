@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,12 +67,44 @@ def detached(model: nn.Module, batch: Any) -> torch.Tensor:
     return model(batch[0]).detach().mean()
 
 
-@pytest.mark.parametrize("entry", [capture, step_for])
+@pytest.mark.parametrize(
+    "entry", [capture, step_for, partial(step_for, before_update=lambda: None), partial(step_for, accumulate=2)]
+)
 def test_a_loss_without_a_gradient_is_an_error_as_in_eager(entry: Any):
     with pytest.raises(RuntimeError):
         eager_step(make(mlp, loss_fn=detached))
     with pytest.raises(CaptureError, match=r"^the loss of Sequential has no gradient, .* look for detach\(\)"):
         entry(make(mlp, loss_fn=detached))
+
+
+def test_a_loop_whose_optimizer_trains_nothing_any_more_goes_on_as_eager_does():
+    workload, other, calls = make(mlp), make(mlp), list[bool]()
+    step = step_for(workload, before_update=lambda: calls.append(True))
+    for _ in range(2):
+        step(workload.batch)
+        eager_step(other)
+        for model in (workload.model, other.model):  # the optimizers keep the parameters of before
+            model.load_state_dict({name: tensor + 1 for name, tensor in model.state_dict().items()}, assign=True)
+    with pytest.warns(UserWarning, match="before_update sees no gradient of them"):
+        assert torch.equal(step(workload.batch), eager_step(other)[0])
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+    assert len(calls) == 3
+
+
+def test_a_scaler_skips_an_update_whose_infinite_gradient_came_from_another_rank(monkeypatch: pytest.MonkeyPatch):
+    workload = make(mlp)
+    weight = workload.model[0].weight
+    scaler, received = torch.amp.GradScaler("cpu", init_scale=4.0), [1.0, float("inf"), 1.0]
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    step = step_for(workload, scaler=scaler, before_update=lambda: weight.grad.mul_(received.pop(0)))
+    seen = []
+    for _ in range(3):
+        before = weight.detach().clone()
+        step(workload.batch)
+        seen.append((torch.equal(weight, before), scaler.get_scale()))
+    assert seen == [(False, 4.0), (True, 2.0), (False, 2.0)]
+    assert bool(weight.isfinite().all())
 
 
 def test_a_step_checks_its_workload():

@@ -32,6 +32,7 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "dead attention": lambda x: (attention(x), F.dropout(x))[1],
     "dead rand_like": lambda x: (torch.rand_like(x), F.dropout(x))[1],
     "dead bernoulli": lambda x: (torch.bernoulli(torch.full_like(x, 0.5)), F.dropout(x))[1],
+    "dead bernoulli of 0": lambda x: (torch.bernoulli(x, 0.0), F.dropout(x))[1],
     "dead rrelu": lambda x: (F.rrelu(x, 0.1, 0.3, True), F.dropout(x))[1],
     "p = 1": lambda x: F.dropout(x, 1.0) + F.dropout(x, 0.5),
     "p = 0": lambda x: F.dropout(x, 0.0) + F.dropout(x, 0.5),

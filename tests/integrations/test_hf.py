@@ -258,6 +258,26 @@ def test_the_loss_of_a_trainer_is_copied_to_another_process_without_its_data(tmp
     assert workload.loss_fn._trainer.train_dataset is not None
 
 
+def test_the_loss_is_copied_without_the_process_group_of_distributed_training(tmp_path: Path):
+    trainer = make_trainer(AutotuneTrainer, tmp_path, one_layer)
+    workload = trainer.workload()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        trainer.model_wrapped = nn.parallel.DistributedDataParallel(trainer.model)
+        save_workload(workload, tmp_path / "step.live")
+    finally:
+        torch.distributed.destroy_process_group()
+    copied = load_live_workload(tmp_path / "step.live")
+    assert copied.loss_fn._trainer.model_wrapped is copied.model
+
+
+def test_a_workload_is_returned_without_an_evaluation_before_it(tmp_path: Path):
+    options = {"eval_dataset": Texts(), "compute_metrics": lambda outputs: pytest.fail("an evaluation ran")}
+    trainer = make_trainer(AutotuneTrainer, tmp_path, one_layer, options, eval_on_start=True, **EVALUATION)
+    assert trainer.workload().batch["inputs"]
+    assert trainer.args.eval_on_start
+
+
 def test_a_plan_that_is_made_at_the_first_step_needs_a_budget(tmp_path: Path):
     for options in ({"plan": "auto"}, {"budget": "65%"}, {"plan": "plans/some.json", "budget": "65%"}):
         with pytest.raises(ConfigError, match="give both as plan='auto'"):

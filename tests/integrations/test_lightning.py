@@ -317,6 +317,24 @@ class UpdatesMetric(Split):
         return nn.functional.cross_entropy(logits, batch[1])
 
 
+class KeepsList(Net):
+    """A net that collects its losses, as many do for the mean of an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[torch.Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self(batch[0]).square().mean()
+        self.losses.append(loss.detach())
+        return loss
+
+
+class Forwards(Net):
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        return super().training_step(*args, **kwargs)
+
+
 class KeepsGraph(Net):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = self(batch[0]).square().mean()
@@ -335,6 +353,8 @@ class Skips(Net):
         (ReadsItsIndex, PlanError, "batch_idx"),
         (ReadsItsIndexUntraced, PlanError, "batch_idx"),
         (UpdatesMetric, CaptureError, "accuracy"),
+        (KeepsList, CaptureError, r"losses.*or keep it in training_step, and pass PlanCallback\(loss="),
+        (Forwards, ConfigError, r"training_step takes .* as \*args.*: \(self, batch, batch_idx\)"),
         (KeepsGraph, CaptureError, "enable_graph"),
         (Skips, CaptureError, "training_step returned None"),
     ],
@@ -342,6 +362,21 @@ class Skips(Net):
 def test_what_a_captured_step_cannot_do_is_refused_by_name(net: type[Net], error: type[Exception], message: str):
     with pytest.raises(error, match=message):
         train([PlanCallback()], net, rows=160)
+
+
+class IgnoresRest(Net):
+    def training_step(self, batch: Any, *_: Any, **options: Any) -> Any:
+        return self(batch[0]).square().mean()
+
+
+def test_a_step_need_not_name_what_it_does_not_read(runs: list[Executor]):
+    assert_equal(train(build=IgnoresRest, rows=32), train([PlanCallback()], IgnoresRest, rows=32))
+    assert runs
+
+
+def test_a_second_callback_for_the_same_method_is_refused():
+    with pytest.raises(ConfigError, match="replaced on the object"):
+        train([PlanCallback(), PlanCallback()])
 
 
 def refused(match: str, callback: PlanCallback | None = None, build: Any = Net, **options: Any) -> None:

@@ -15,9 +15,11 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch._inductor.exc import CppCompileError
 
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError
@@ -175,9 +177,28 @@ def test_a_compiling_process_may_be_ended_once_it_replied(tmp_path: Path, monkey
     monkeypatch.setattr(compile_worker, "Connection", lambda number: Pipe())
     monkeypatch.setattr(compile_worker, "_compile", lambda *_: ("", ""))
     monkeypatch.setattr(sys, "argv", ["compile_worker", "1", "2"])
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(scratch))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(scratch / "machine"))
     compile_worker.main()
     assert markers == [[]]
+
+
+def test_inductors_files_are_of_one_torch_and_one_cpu(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    directories = [kernel_cache.compiler_directory()]
+    monkeypatch.setattr(kernel_cache, "_cpu", lambda: "another CPU")
+    directories.append(kernel_cache.compiler_directory())
+    monkeypatch.setattr(torch, "__version__", "9.9.9")
+    directories.append(kernel_cache.compiler_directory())
+    assert len(set(directories)) == 3
+    assert {directory.parent for directory in directories} == {cache / "inductor"}
+
+
+def test_what_the_c_compiler_lacks_is_named(monkeypatch: pytest.MonkeyPatch):
+    def fail(region: CompiledRegion) -> Any:
+        raise CppCompileError(["g++"], "main.cpp:1:10: fatal error: Python.h: No such file or directory")
+
+    monkeypatch.setattr(CompiledRegion, "_trace", fail)
+    with pytest.raises(ConfigError, match=r"fatal error: Python\.h: No such file.*; install Python's headers"):
+        make_regions()[0]._generate()
 
 
 def test_another_number_of_threads_or_another_signature_is_another_entry(cache: Path):

@@ -34,6 +34,7 @@ def test_columns_may_stand_in_any_order_among_others(tmp_path):
         ("id,lower,upper,size\nx,0,3\n", "a.csv:2: size is None"),
         ("id,lower,upper,size\nx,0,3,1\ny,3,3,1\n", "a.csv:3: 1 bytes from 3 to 3"),
         ("id,lower,upper,size\nx,0,3,-1\n", "a.csv:2: -1 bytes"),
+        ("id,lower,upper,size\nx,0,3,1\nx,3,5,1\n", "a.csv:3: id is 'x' again"),
         (200_000 * "x", "a.csv: cannot be read (field larger than field limit"),
     ],
 )
@@ -42,6 +43,11 @@ def test_a_row_that_cannot_be_read_is_named(tmp_path, text, said):
     source.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(said)):
         csvfile.read(source)
+
+
+def test_a_file_of_a_spreadsheet_begins_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfid,lower,upper,size\nx,0,3,10\n")
+    assert csvfile.read(tmp_path / "a.csv")[0] == ("x",)
 
 
 def test_every_offset_has_the_alignment_and_no_other(tmp_path):

@@ -29,12 +29,23 @@ from autotune.nightly.history import EntryDirectory, NightVerdict, plan_identity
 from autotune.nightly.night import NightJob, latest_night, run_entry, run_night
 from autotune.nightly.result_files import build_row, to_document
 from autotune.nightly.results import worst_error
+from autotune.nightly.rounds import MIN_ROUNDS
 from autotune.records import plan_file as planfile
 from autotune.records.json_codec import append_line
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import lock_run_dir
 from autotune.testing.graphs import training_chain
-from tests.nightly.fakes import CHALLENGER, CHAMPION, NOISE, Bench, FakeSearch, make_bench, plan_file, recorded
+from tests.nightly.fakes import (
+    CHALLENGER,
+    CHAMPION,
+    NOISE,
+    Bench,
+    FakeSearch,
+    PacedRunner,
+    make_bench,
+    plan_file,
+    recorded,
+)
 
 CHAMP, CHALL = plan_identity(plan_file(CHAMPION)), plan_identity(plan_file(CHALLENGER))
 
@@ -415,6 +426,19 @@ def test_a_slowdown_that_is_measured_again_undisturbed_is_a_regression(bench: Be
     bench.runner.pace[CHAMPION], bench.runner.disturbed = 1.1, lambda number: number == measured + 1
     night = bench.night("n9")
     assert night.verdict is NightVerdict.REGRESSION
+
+
+def test_a_night_that_was_measured_again_undisturbed_counts_as_undisturbed(bench: Bench):
+    bench.crown()
+    disturbed = len(bench.runner.measured) + MIN_ROUNDS
+
+    def set_pace(runner: PacedRunner) -> None:
+        runner.pace[CHAMPION] = 1.1 if len(runner.measured) <= disturbed else 1.0
+
+    bench.runner.before_measure, bench.runner.disturbed = set_pace, lambda number: number <= disturbed
+    night = bench.night("n9")
+    assert len(bench.runner.measured) > disturbed
+    assert (night.verdict, night.conditions.disturbed) == (NightVerdict.SAME, "")
 
 
 def test_more_bytes_are_a_regression_also_on_a_busy_machine(bench: Bench):

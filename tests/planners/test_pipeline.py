@@ -77,7 +77,7 @@ def with_a_wide_head(layers: int) -> TrainGraph:
     return built.graph("g0")
 
 
-@pytest.mark.parametrize("recompute", ["greedy", "blocks"])
+@pytest.mark.parametrize("recompute", ["greedy", "blocks", "segments"])
 def test_nothing_is_computed_again_where_what_is_made_in_place_suffices(recompute: str):
     graph = with_a_wide_head(8)
     costs = Costs.unit(graph)

@@ -333,6 +333,14 @@ def test_a_large_request_does_not_wait_for_a_process_that_reads_none(idle: Calla
     background.close()
 
 
+def test_a_process_that_writes_something_else_is_given_up_and_not_waited_for(idle: Callable[[], BackgroundShapes]):
+    background, call, begin = idle(), Any, time.monotonic()
+    background._arrived.put(None)  # its output was no answer
+    with pytest.warns(UserWarning, match="wrote something that is no answer"):
+        assert background.take(call, torch.zeros(1)) is None
+    assert time.monotonic() - begin < 20
+
+
 @pytest.mark.parametrize("how", ["closed", "dropped"])
 def test_the_copy_of_the_workload_goes_with_its_owner(how: str, idle: Callable[[], BackgroundShapes], tmp_path: Path):
     background = idle()

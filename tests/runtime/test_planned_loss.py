@@ -1,5 +1,6 @@
 """A planned loss in a loop of the user's: the loop's every bit is that of plain PyTorch."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from autotune.predict.simulate import simulate
 from autotune.runtime.executor import Executor
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.planned_loss import PlannedLoss
+from autotune.runtime.step_cache import StepCache
 from autotune.workloads.workload import Workload
 
 Loss = Callable[[Any], Any]
@@ -231,7 +233,21 @@ def test_a_plan_in_channels_last_converts_model_and_batch():
     assert all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True))
 
 
-def test_a_contiguous_state_that_is_loaded_beside_a_plan_in_channels_last_updates_its_own_elements():
+def test_a_loss_that_a_forked_process_calls_first_belongs_to_that_process(monkeypatch: pytest.MonkeyPatch):
+    planned = PlannedLoss(Net(), loss_fn)
+    monkeypatch.setattr(StepCache, "offloads", True)
+    monkeypatch.setattr(os, "getpid", lambda: 2)
+    planned.prepare(batches()[0])
+    planned.prepare(batches()[1])
+    monkeypatch.setattr(os, "getpid", lambda: 3)
+    with pytest.raises(
+        ConfigError, match=r"in process 2 and is called in 3, .*; create the PlannedLoss in the process"
+    ):
+        planned.prepare(batches()[0])
+
+
+@pytest.mark.parametrize("how", ["itself", "copied"])
+def test_a_contiguous_state_that_is_loaded_beside_a_plan_in_channels_last_updates_its_own_elements(how: str):
     net = Net()
     earlier = torch.optim.AdamW(net.parameters(), lr=0.1, fused=True)
     for each in batches():
@@ -240,8 +256,11 @@ def test_a_contiguous_state_that_is_loaded_beside_a_plan_in_channels_last_update
     for parameter in net.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
     other = deepcopy(net)
+    if how == "copied":
+        other = deepcopy(PlannedLoss(other, loss_fn, plan_in_channels_last())).model
     optimizers = [torch.optim.AdamW(each.parameters(), lr=0.1, fused=True) for each in (net, other)]
-    PlannedLoss(other, loss_fn, plan_in_channels_last())
+    if how == "itself":
+        PlannedLoss(other, loss_fn, plan_in_channels_last())
     for model, optimizer in zip((net, other), optimizers, strict=True):
         optimizer.load_state_dict(deepcopy(earlier.state_dict()))
         for parameter, first in zip(model.parameters(), net.parameters(), strict=True):

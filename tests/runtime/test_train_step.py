@@ -530,6 +530,31 @@ def test_an_epochs_last_batch_is_right_and_warned_of_once(other_shapes: Any, tmp
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.filterwarnings("ignore:a batch of")
+@pytest.mark.usefixtures("short_probe")
+def test_a_plan_for_another_shape_draws_no_number_of_the_loops(tmp_path: Path):
+    workload, _ = pair()
+    with step_for(workload, plan_file(workload, SMALLEST), stores={"ssd": tmp_path}) as step:
+        step(workload.batch)
+        before = torch.get_rng_state()
+        step(batch_of(1, 3, 8, 8))
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.filterwarnings("ignore:a batch of")
+def test_a_plan_for_another_shape_is_made_without_a_profile_while_the_loop_takes_one():
+    workload, other = make(mlp), make(mlp)
+    step = step_for(workload, plan_file(workload, RECOMPUTE))
+    other.batch = batch_of(3, 8)
+    with (
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+        pytest.warns(UserWarning, match=r"torch\.profiler, which measures bytes, is in use around the step"),
+    ):
+        assert torch.equal(step(other.batch), eager_step(other)[0])
+    assert any("addmm" in event.key for event in profile.key_averages())
+    assert worst_difference(tensors(workload), tensors(other)) == 0.0
+
+
 def test_the_plan_of_another_shape_aims_where_the_files_plan_aimed(monkeypatch: pytest.MonkeyPatch):
     workload = make(mlp)
     file = replace(plan_file(workload), target_bytes=123)

@@ -662,7 +662,7 @@ def test_show_lists_the_ops_of_a_plan_that_lies_in_its_run(
     run("plan", "chain", "--budget", "60%", "-o", "plan.json")
     code, _, err = run("show", "plan.json", "--table")
     assert code == 2
-    assert "its graph.json and costs.json are not beside it" in err
+    assert "its graph.json and costs.json are not beside it: it names no run of a study, which records them" in err
     (here / "graph.json").write_text(json.dumps(to_json(GRAPH)))
     (here / "costs.json").write_text(json.dumps(to_json(Costs.unit(GRAPH))))
     code, out, _ = run("show", "plan.json", "--table")
@@ -757,8 +757,11 @@ def test_a_plan_of_another_graph_names_what_differs() -> None:
         match_plan(Path("p.json"), file, replace(PREPARED, graph=other))
     with pytest.raises(PlanError, match="the same 33 ops on other shapes"):
         match_plan(Path("p.json"), file, replace(PREPARED, graph=wider))
-    with pytest.raises(PlanError, match="made on cuda, this is cpu"):
-        match_plan(Path("p.json"), plan_file(device=replace(DEVICE, kind="cuda")), PREPARED)
+    made = replace(plan_file(device=replace(DEVICE, kind="cuda")), workload=WorkloadRef("my model.py:f", {"batch": 4}))
+    with pytest.raises(
+        PlanError, match=r"made on cuda, this is cpu; tune here: autotune tune 'my model.py:f' --set batch=4$"
+    ):
+        match_plan(Path("p.json"), made, PREPARED)
 
 
 def test_other_threads_than_the_plans_are_named_on_standard_error(capfd: pytest.CaptureFixture[str]) -> None:

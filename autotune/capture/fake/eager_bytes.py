@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.capture.fake.fake_workload import fake_tensors
 from autotune.capture.optimizers.loop_updates import MAX_NORM
+from autotune.errors import ConfigError
 from autotune.workloads.batch import batch_tensors
 from autotune.workloads.factory import load_workload
 from autotune.workloads.workload import Workload, infer
@@ -111,4 +112,13 @@ def count_workload_bytes(reference: str, arguments: Mapping[str, Any], loop: str
     Raises ConfigError where the workload cannot be made, or its eager step cannot run on fake tensors.
     """
     with fake_tensors():
-        return count_eager_bytes(load_workload(reference, arguments, loop))
+        workload = load_workload(reference, arguments, loop)
+        try:
+            return count_eager_bytes(workload)
+        except (
+            RuntimeError,
+            NotImplementedError,
+            TypeError,
+        ) as error:  # an op without a shape function, a branch on data
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise ConfigError(f"{reference}: the eager step cannot run on fake tensors: {reason}") from error

@@ -121,7 +121,8 @@ class _LoopOps:
         assert self._base.updates is not None
         written = dict.fromkeys(value for op in updates for value in op.writes)
         buffers = [value for op in self._ops for value in op.writes if value not in self._updates.accumulated]
-        names, parameters, gradients, shared = (list(column) for column in zip(*self._fields(uses), strict=True))
+        fields = list(self._fields(uses))
+        names, parameters, gradients, shared = ([each[column] for each in fields] for column in range(4))
         read = dict.fromkeys((*written, *reads(gradients), *self._updates.accumulated, *buffers))
         settings = [(op.target, op.signature) for op in updates]
         op = self._op("optimizer.step", f"loop.{self._loop.kind}", Phase.UPDATE, tuple(read), settings)

@@ -57,7 +57,9 @@ def _bounds(node: fx.Node) -> list[Any]:
 
 
 def _is_exact(forward: Any, bounds: list[Any]) -> bool:
-    """Return whether the result shows exactly which elements were clamped."""
+    """Return whether the result shows exactly which elements were clamped; not where a bound is an input of the step."""
+    if any(isinstance(bound, fx.Node) for bound in bounds):
+        return False
     if forward is aten.leaky_relu.default:  # a negative slope makes negative elements positive
         return bool(bounds[0] >= 0)
     return all((math.frexp(bound)[0] * 2**BITS).is_integer() for bound in bounds)

@@ -115,13 +115,14 @@ def _insert(graph: fx.Graph, node: fx.Node, target: Any, args: tuple[Any, ...], 
 
 
 def draws(target: Any, args: Any, kwargs: Any) -> bool:
-    """Return whether an op draws from the generator: PyTorch tags it so, and its probability is not zero."""
+    """Return whether an op draws from the generator: PyTorch tags it so, and it is no attention without dropout.
+
+    Others draw whatever their probability is: `bernoulli(x, 0.0)` moves the generator.
+    """
     if target in (draw_mask, draw_over, draw_normal_over):
         return True
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    named = dict(zip((argument.name for argument in target._schema.arguments), args, strict=False)) | dict(kwargs)
-    chance = next((named[key] for key in ("p", "dropout_p") if key in named), None)
-    if chance is None and any(argument.name == "dropout_p" for argument in target._schema.arguments):
-        return False  # left at its default of zero
-    return chance is None or chance > 0
+    names = [argument.name for argument in target._schema.arguments]
+    named = dict(zip(names, args, strict=False)) | dict(kwargs)
+    return "dropout_p" not in names or bool(named.get("dropout_p", 0.0) > 0)

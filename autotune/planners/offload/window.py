@@ -118,7 +118,8 @@ def _choose(gaps: list[_Gap], profile: Bytes, budget_bytes: int, share: float, s
     `profile` holds the bytes at each position of the order without offload. Values below `small` bytes are used only
     if the larger ones do not suffice.
     """
-    target = max(budget_bytes, int(_without(gaps, profile).max() * (1 + _SLACK)))
+    lowest = int(_without(gaps, profile).max())
+    target = budget_bytes if lowest <= budget_bytes else int(lowest * (1 + _SLACK))
     allowance = share * sum(gap.nbytes for gap in gaps)
     large = [gap for gap in gaps if gap.nbytes >= small]
     enough = _without(large, profile).max() <= target

@@ -10,8 +10,7 @@ from autotune.ir.costs import Costs
 from autotune.ir.graph import Phase, TrainGraph
 from autotune.ir.plan import Plan
 from autotune.planners.knobs import Int, Knob
-from autotune.planners.recompute.editable_order import later_writers, refuse_inplace_and_offload
-from autotune.predict.simulate import peak_bytes
+from autotune.planners.recompute.editable_order import EditableOrder, later_writers, refuse_inplace_and_offload
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +49,15 @@ def choose_replay(
     A plan that fits already, or that already recomputes an op, is unchanged.
     """
     refuse_inplace_and_offload(plan)
-    if peak_bytes(graph, plan, costs) <= budget_bytes or plan.recomputed:
+
+    def peak(candidate: Plan) -> int:
+        """Return the bytes while ops run: after an op that is expected to overwrite its input, a `Free` would count it again."""
+        return EditableOrder(graph, candidate.order, costs).peak
+
+    if peak(plan) <= budget_bytes or plan.recomputed:
         return plan
     plans = [plan, *(replay_segments(graph, plan, segments) for segments in alternatives)]
-    return min(plans, key=lambda candidate: peak_bytes(graph, candidate, costs))
+    return min(plans, key=peak)
 
 
 def replay_segments(graph: TrainGraph, plan: Plan, segments: Iterable[list[int]]) -> Plan:

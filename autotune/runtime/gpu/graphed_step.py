@@ -77,6 +77,7 @@ class GraphedStep:
         """Number of captures so far."""
         self._writer = GraphWriter(program, schedule, self._split)
         self._steps = 0
+        self._has_checked = False
         self._addresses: tuple[int, ...] = ()
         self._inputs: list[torch.Tensor | None] = []
         self._recorder: GraphRecorder | None = None
@@ -103,7 +104,8 @@ class GraphedStep:
             if self.problem:
                 return self._step(*inputs)
         results = self._scope["replay"](*map(self._renew, self._inputs, inputs))
-        if self._steps == WARM_UP_STEPS:
+        if not self._has_checked:
+            self._has_checked = True
             self._check_state()
         self._steps += 1
         return tuple(result.clone() if isinstance(result, torch.Tensor) else result for result in results)

@@ -145,12 +145,19 @@ class BackgroundShapes:
             while True:
                 answer = self._arrived.get_nowait()
                 if answer is None:
-                    code = self._process.wait() if self._process is not None else 0
-                    self._fail(f"the process that plans new shapes ended with exit code {code}")
+                    self._fail(f"the process that plans new shapes {self._describe_end()}")
                 else:
                     self._answers[answer.number] = answer
                     if len(self._answers) > MAX_ANSWERS:
                         self._drop_oldest_answer()
+
+    def _describe_end(self) -> str:
+        """Return why no answer follows. The process still runs where it wrote something else: a library's output, say."""
+        try:
+            code = self._process.wait(1) if self._process is not None else 0
+        except subprocess.TimeoutExpired:
+            return "wrote something that is no answer"
+        return f"ended with exit code {code}"
 
     def _drop_oldest_answer(self) -> None:
         """Drop an answer; if its shape comes again, it is requested again."""

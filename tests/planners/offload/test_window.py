@@ -74,6 +74,8 @@ def test_the_last_part_of_500_of_the_lowest_peak_is_worth_no_transfer():
     )
     assert len(OffloadWindow().plan(wide, Plan.traced(wide), 0, costs).offload) == 2
     assert [swap.value for swap in OffloadWindow().plan(few, Plan.traced(few), 0, costs).offload] == [1]
+    exact = OffloadWindow().plan(few, Plan.traced(few), 20_000, costs)
+    assert peak_bytes(few, exact, costs) == 20_000, "a budget that can be kept is kept to the byte"
 
 
 def test_a_share_bounds_the_bytes_that_leave():

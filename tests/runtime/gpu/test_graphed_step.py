@@ -296,6 +296,20 @@ def test_an_optimizer_that_keeps_a_gradient_ends_the_graphs_before_it_reads_anot
     assert all(map(torch.equal, expected, bits))
 
 
+def test_an_optimizer_that_keeps_a_gradient_is_noticed_after_steps_with_a_callback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(OPTIMIZERS, "keeps", KeepsGradients)
+    graphed = make("dropout", "keeps")
+    executor, updates = executor_of(graphed, FakeRecorder), graphed.program.updates
+    assert updates is not None
+    updates.on_gradient = lambda name, gradient: None
+    train(graphed, executor, "dropout")
+    updates.on_gradient = None
+    with pytest.warns(UserWarning, match="keeps a gradient as its state"):
+        train(graphed, executor, "dropout")
+
+
 def test_gradients_that_a_callback_gets_are_not_of_a_graph() -> None:
     training = make("dropout")
     executor = executor_of(training, FakeRecorder)

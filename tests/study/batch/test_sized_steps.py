@@ -162,3 +162,15 @@ def test_random_state_of_the_process_stays(net: str):
     torch.manual_seed(1)
     capture_sizes(Config(workload=net), "batch", 2)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_step_that_reads_data_cannot_be_counted_on_fake_tensors(tmp_path: Path):
+    reads = "        scale = torch.arange(1, 5).sum().item()\n        return model(batch).sum() * scale"
+    path = tmp_path / "reads.py"
+    path.write_text(
+        "import torch\nfrom autotune import Workload\n\ndef make():\n"
+        "    model = torch.nn.Linear(4, 1)\n    def loss(model, batch):\n"
+        f"{reads}\n    return Workload(model, loss, torch.optim.SGD(model.parameters(), 0.1), torch.ones(2, 4))\n"
+    )
+    with pytest.raises(ConfigError, match=r"reads\.py:make: the eager step cannot run on fake tensors: "):
+        count_workload_bytes(f"{path}:make", {})

@@ -1,0 +1,23 @@
+"""Refuse a loss whose Python code changes an object: a captured step does not repeat the change."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from autotune.capture.python.side_effects import SideEffectWarning
+from autotune.errors import CaptureError
+
+
+@contextmanager
+def refuse_side_effects(advice: str) -> Iterator[None]:
+    """Raise CaptureError for a step that is captured in the block and changes a Python object: a metric, say, would be lost.
+
+    Args:
+        advice: Where to make the change instead; continues the message.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SideEffectWarning)
+        try:
+            yield
+        except SideEffectWarning as effect:
+            raise CaptureError(f"{effect}, {advice}") from effect
