@@ -376,6 +376,25 @@ def test_plans_of_nearly_the_same_estimate_are_not_timed_where_memory_is_short(
     assert chosen == [set(model.record["plans"]), {"ours aten a", "ours aten lowest"}]
 
 
+def test_beside_peers_in_channels_last_plans_in_channels_last_are_timed_whatever_is_estimated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model = make_model(tmp_path)
+    model.record["peers"] = {"eager": peer(600) | {"floor_bytes": 400}}
+    model.record["captures"] = {"ours aten": {}, "ours aten channels_last": {}}
+    model.record["plans"] = {
+        "ours aten a": plan(590, seconds=1.0), "ours aten channels_last a": plan(595, seconds=1.1),
+        "ours aten lowest": plan(200, seconds=3.0),
+    }  # fmt: skip
+    chosen = []
+    for processes in (6, 4):
+        total = processes * 1000 / run.MEMORY_SHARE + 1
+        monkeypatch.setattr(run.psutil, "virtual_memory", lambda total=total: argparse.Namespace(total=total))
+        chosen.append((model.choose_plans(2), model.choose_plans(2, " channels_last")))
+    both, alone = ["ours aten a", "ours aten lowest"], ["ours aten channels_last a"]
+    assert chosen == [(both, alone + both), (both, alone)]
+
+
 def test_only_what_compiles_may_wait_for_another_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(run, "find_tcmalloc", lambda: "libtcmalloc.so")
     model = make_model(tmp_path)

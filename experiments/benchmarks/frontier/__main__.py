@@ -194,24 +194,26 @@ class ModelFrontier:
         ]
         timed = timed_variants(self.record)
         names = [name for name in peers if name not in timed]
-        plans = self.choose_plans(len(peers))
+        plans = self.choose_plans(len(peers), form)
         names = [*(plans if form and names else [name for name in plans if name not in timed]), *names]
         glibc = [f"{name}{GLIBC}" for name in (*([] if form else [EAGER]), *peers)]
         return [*names, *(name for name in glibc if name not in timed)]
 
-    def choose_plans(self, peers: int) -> list[str]:
-        """Return the plans to time beside a number of peers.
+    def choose_plans(self, peers: int, form: str = "") -> list[str]:
+        """Return the plans to time beside a number of peers in one memory format.
 
-        Where memory is too small for all of them, fewer plans with nearly equal estimates are timed. A process that waits
-        holds up to eager's bytes, because tcmalloc keeps its pages.
+        Plans in the same format as the peers are among them: estimates that rank formats may be wrong. Where memory is too small
+        for all, fewer plans with nearly equal estimates are timed, and then none in another format. A process that waits holds
+        up to eager's bytes, because tcmalloc keeps its pages.
         """
         eager = self.record["peers"][EAGER]
         most = int(MEMORY_SHARE * psutil.virtual_memory().total / (eager["floor_bytes"] + eager["step_peak_bytes"]))
         for slower in (SLOWER, 1 + (SLOWER - 1) / 3, 1.0):
-            plans = fast_plans(self.record, slower)
+            alike = fast_plans(self.record, slower, form)
+            plans = list(dict.fromkeys([*alike, *fast_plans(self.record, slower)]))
             if len(plans) + peers + 1 <= most:
-                break
-        return plans
+                return plans
+        return alike
 
     def time_session(self, names: list[str]) -> None:
         """Time variants in turns with eager, and record the blocks."""

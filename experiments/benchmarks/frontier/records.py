@@ -168,15 +168,15 @@ def fitting_plans(record: dict[str, Any], nbytes: int, names: Iterable[str]) -> 
     return list(fitting.values())
 
 
-def fast_plans(record: dict[str, Any], slower: float = SLOWER) -> list[str]:
+def fast_plans(record: dict[str, Any], slower: float = SLOWER, form: str = "") -> list[str]:
     """Return the plans to time: within each budget, those that are fastest by estimate, or nearly so; and the lowest.
 
     `slower` is the ratio to the lowest estimated seconds up to which a plan is nearly as fast. Eager's and compiled kernels are
-    compared by a larger one.
+    compared by a larger one. `form` is the end of names of a memory format, to which the plans are limited.
     """
     other = 1 + (OTHER_KERNELS - 1) * (slower - 1) / (SLOWER - 1)
     plans = record["plans"]
-    seconds = {name: plan["estimate"]["seconds"] for name, plan in plans.items() if "estimate" in plan}
+    seconds = {name: plan["estimate"]["seconds"] for name, plan in plans.items() if "estimate" in plan and form in name}
     fast: list[str] = []
     for budget in make_budgets(record, SHARES):
         fitting = fitting_plans(record, budget, seconds)
