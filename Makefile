@@ -1,4 +1,4 @@
-# From a fresh clone: `make tune` tunes a real model, `make test` runs every check. Both set up .venv first.
+# From a fresh clone: `make tune` tunes a real model, `make test` runs every check but the long ones and those that need a GPU. Both set up .venv first.
 # A stamp in .venv remembers each install; pyproject.toml, changed, makes it run again.
 
 PYTHON ?= python3

@@ -471,7 +471,7 @@ def coverage_page() -> str:
         "The second fits 65 % of eager's bytes, or lies halfway to the lowest peak where that is more.",
         "The lowest peak is a share of eager's peak, weights and optimizer state included. Its bytes are predicted, and measured "
         "by torch's profiler. Planning is process time. A tiny model has few activations beside its weights, so a large one reaches "
-        "lower shares. *Follows data* marks models whose shapes or branches depend on numbers: those of the batch, the weights or the "
+        "lower shares. *Follows data* marks models whose method depends on numbers, such as routing or matching: those of the batch, the weights or the "
         "generator.",
         "\n".join(coverage.counts(document)),
         "\n".join(coverage.rows(document)),

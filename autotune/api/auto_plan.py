@@ -133,7 +133,7 @@ class AutoPlan:
                 return self._tune(workload, graph, key, cached)
 
     def _tune(self, workload: "Workload", graph: "TrainGraph", key: str, cached: Path) -> PlanFile:
-        from autotune.workloads.live_workload import device_kind, save_workload
+        from autotune.workloads.live_workload import device_kind, release_cached_memory, save_workload
 
         name = type(workload.model).__name__
         run_dir = self._run_dir(name, key)
@@ -147,6 +147,8 @@ class AutoPlan:
         _print(f"tuning a plan of {name} for {config.budget}, at most {config.time} of search; log: {log}")
         try:
             save_workload(workload, live)
+            if config.device == "cuda":
+                release_cached_memory()
             tuned = planfile.read(_run_study(config, run_dir, graph.digest, log))
         finally:
             live.unlink(missing_ok=True)

@@ -117,14 +117,15 @@ class PlannedTrainerMixin:
             raise _FirstStepError(model, batch)
 
         self._first_step = stop
-        evaluates, self.args.eval_on_start = self.args.eval_on_start, False
+        arguments: Any = self.args  # type: ignore[attr-defined]
+        evaluates, arguments.eval_on_start = arguments.eval_on_start, False
         try:
             with _without_callbacks(self):
                 self.train()
         except _FirstStepError as step:
             return Workload(step.model, _TrainerLoss(self), None, step.batch)
         finally:
-            self._first_step, self.is_in_train, self.args.eval_on_start = None, False, evaluates
+            self._first_step, self.is_in_train, arguments.eval_on_start = None, False, evaluates
         raise ConfigError(f"{type(self).__name__}.train() calls compute_loss in no step; give it a training batch")
 
     def _compute_planned_loss(

@@ -63,8 +63,9 @@ class MethodLoss:
         parameters = inspect.signature(self._function).parameters.values()
         named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self._names = [parameter.name for parameter in parameters if parameter.kind in named][1:]
-        self._rest = next((one.name for one in parameters if one.kind is inspect.Parameter.VAR_POSITIONAL), "")
-        self._unread = {one.name for one in parameters if not _may_read(self._function, one.name)}
+        rests = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.VAR_POSITIONAL]
+        self._rest = rests[0] if rests else ""
+        self._unread = {parameter.name for parameter in parameters if not _may_read(self._function, parameter.name)}
         self.recorder = LogRecorder()
         self.arguments: dict[str, Any] = {}
         """Numbers and strings of the current call that the method never reads: they may change at every step."""

@@ -29,11 +29,11 @@ def read(path: Path, *, alignment: int = 1) -> tuple[tuple[str, ...], Buffers]:
             rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); name a CSV of {','.join(COLUMNS)}") from error
-    seen: set[str | None] = set()
+    ids: set[str | None] = set()
     for line, row in rows:
-        if row["id"] in seen:
+        if row["id"] in ids:
             raise ConfigError(f"{path}:{line}: id is {row['id']!r} again; give each buffer an id of its own")
-        seen.add(row["id"])
+        ids.add(row["id"])
     numbers = [[_number(path, line, name, row[name]) for name in COLUMNS[1:]] for line, row in rows]
     for (line, _), (lower, upper, size) in zip(rows, numbers, strict=True):
         if upper <= lower or size < 0:

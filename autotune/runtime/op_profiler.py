@@ -278,7 +278,7 @@ def _measure_scratch(program: Program, ops: list[Op], problems: dict[str, str]) 
             with _record_problem(op, problems):
                 scratch[op.signature] = _scratch_cuda(program, op)
         return scratch
-    if torch.autograd._profiler_enabled():
+    if torch._C._autograd._profiler_enabled():
         problems |= {op.signature: "torch.profiler, which measures bytes, is in use around the step" for op in ops}
         return scratch
     for start in range(0, len(ops), 100):  # the profiler keeps every event of a session in memory

@@ -31,6 +31,7 @@ from autotune.records.plan_file import PlanFile, describe_other_graph
 from autotune.records.speed_environment import list_changes, read_speed_environment
 from autotune.runtime.arena import SharedBlock, StepArena
 from autotune.runtime.executor import Executor, RangeFactory
+from autotune.runtime.gpu.current_gpu import use_gpu
 from autotune.runtime.gpu.graphed_step import GraphRecorder
 from autotune.runtime.gpu.segments import grow_segments
 from autotune.runtime.loop_plan import transfer_to_loop
@@ -266,7 +267,7 @@ class StepPreparer:
         return plan.captured_as(self._source)
 
     def _profile(self, program: Program, stores: Mapping[str, Path]) -> Costs:
-        with use_threads(self._source.threads):
+        with use_threads(self._source.threads), use_gpu(program.device):
             return measure_stores(profile(program), stores, program.device.type)
 
     def plan_in_background(
@@ -297,6 +298,7 @@ class StepPreparer:
         if plan.offload:
             slots = slot_sizes(program, *schedules)
             opener = partial(open_store, plan.store, self._directory(plan.store), slots, program.device.type)
+            opener = use_gpu(program.device)(opener)
         store = opener() if opener is not None else None
         uses_arena = plan.allocator == "arena" and program.device.type == "cpu"
         recorder = None if self._make_recorder is None else partial(self._make_recorder, program.device)

@@ -167,7 +167,7 @@ class UpdateCycle:
         """
         if self.scaler is None or not self.scaler.is_enabled() or self.optimizer is None:
             return
-        infinities = self.scaler._found_inf_per_device(self.optimizer)
+        infinities: dict[Any, Any] = self.scaler._found_inf_per_device(self.optimizer)
         for parameter in self.parameters:
             if (gradient := parameter.grad) is not None and gradient.device in infinities:
                 values = gradient._values() if gradient.is_sparse else gradient

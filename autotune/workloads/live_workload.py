@@ -25,9 +25,38 @@ from autotune.workloads.workload import Workload
 _FACTORY_HINT = "write a factory that returns autotune.Workload, run: autotune tune file.py:factory, and pass plan='plans/NAME.json'"
 _MAX_DEPTH = 12
 
+_PRECISIONS = (
+    ("generic", "all"),
+    *((backend, op) for backend in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn")),
+)
+"""Libraries and kinds of ops whose precision for float32 can be set, the general ones first."""
+
+
+def _read_precision() -> tuple[str, list[str]]:
+    """Return the precision that `set_float32_matmul_precision` set, empty where a newer switch was used, and those of the newer ones."""
+    try:
+        products = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        products = ""
+    return products, [torch._C._get_fp32_precision_getter(*place) for place in _PRECISIONS]
+
+
+def _set_precision(precision: tuple[str, list[str]]) -> None:
+    products, newer = precision
+    if products:
+        torch.set_float32_matmul_precision(products)
+        return
+    for place, each in zip(_PRECISIONS, newer, strict=True):
+        torch._C._set_fp32_precision_setter(*place, each)
+
+
+def _set_cudnn(values: tuple[bool, bool, bool]) -> None:
+    torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = values
+
+
 _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "float32 matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "float32 precision": (_read_precision, _set_precision),
     "deterministic": (
         lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
         lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
@@ -37,6 +66,11 @@ _SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp,
     ),
     "math attention": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    "cuDNN attention": (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+    "cuDNN": (
+        lambda: (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
+        _set_cudnn,
+    ),
     "threads": (torch.get_num_threads, torch.set_num_threads),
 }  # fmt: skip
 """Getter and setter of each setting of the process on which kernels or times depend, by name."""
@@ -115,6 +149,11 @@ def load_live_workload(path: Path) -> Workload:
         reason = (str(error).strip().splitlines() or ["no reason given"])[0]
         raise ConfigError(f"the saved step cannot be loaded ({type(error).__name__}: {reason[:200]})") from error
     return Workload(model, loss_fn, optimizer, batch)
+
+
+def release_cached_memory() -> None:
+    """Release the GPU's memory that no tensor of this process uses: the measuring processes need it."""
+    torch.cuda.empty_cache()
 
 
 def device_kind(workload: Workload) -> str:

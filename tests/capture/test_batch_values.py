@@ -81,24 +81,19 @@ def an_op_by_its_full_name(model: nn.Module, inputs: Tensor) -> Tensor:
     return model(inputs).exp() if copy.sum() > 0 else model(inputs)
 
 
-@pytest.mark.parametrize("way", ["auto", "recorded"])
 @pytest.mark.parametrize(
     "branch", [parts_of_a_mask, rows_of_a_mask, a_mask_viewed_as_an_unknown_value, an_op_by_its_full_name]
 )
-def test_a_value_that_changes_in_place_is_never_read_as_it_was(branch: Branch, way: Any):
+def test_a_value_that_changes_in_place_is_never_read_as_it_was(branch: Branch):
     workload, twin = make(branch), make(branch)
     try:
-        capture(workload, way=way)
+        record(workload)
     except CaptureError:
-        return  # a refusal is no wrong result
+        assert branch not in (parts_of_a_mask, rows_of_a_mask)  # a refusal of the others is no wrong result
+        return
     with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch) as step:
         for _ in range(2):
             assert torch.equal(step(workload.batch), eager_step(twin)[0])
-
-
-@pytest.mark.parametrize("branch", [parts_of_a_mask, rows_of_a_mask])
-def test_parts_of_a_constant_are_followed(branch: Branch):
-    record(make(branch))
 
 
 @pytest.mark.parametrize("branch", BRANCHES)

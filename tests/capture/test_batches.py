@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from autotune.errors import PlanError
+from autotune.runtime import recapture
 from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.workload import Workload
@@ -142,13 +143,15 @@ def test_a_float_of_the_batch_that_the_step_reads_becomes_an_input():
 
 
 @pytest.mark.filterwarnings("ignore:batch.*changed")
-def test_an_integer_that_the_step_reads_anew_each_time_is_refused_in_the_end():
+def test_an_integer_that_the_step_reads_anew_each_time_is_refused_in_the_end(monkeypatch: pytest.MonkeyPatch):
+    assert recapture.BATCH_CAPTURES == 8
+    monkeypatch.setattr(recapture, "BATCH_CAPTURES", 2)  # each takes half a second
     workload = make(net, loss_fn=repeated)
     with TrainStep(workload.model, repeated, workload.optimizer, numbered(0, times=1)) as step:
-        for number in range(9):
+        for number in range(3):
             step(numbered(number, times=number + 1))
         with pytest.raises(PlanError, match=r"batch\['times'\].*pass it in the batch as a tensor"):
-            step(numbered(9, times=10))
+            step(numbered(3, times=4))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from autotune.runtime.train_step import TrainStep
 from autotune.workloads.workload import Workload
 from autotune.workloads.zoo import ZOO
 from tests.capture.twins import Beside, run_beside
-from tests.support.eager import assert_equals_eager
+from tests.support.eager import assert_equals_eager, eager_step
 from tests.support.kernel_counts import ALLOWED, other_layouts, unexplained
 from tests.support.kernel_models import MODELS, Of, square_loss
 from tests.support.small import make
@@ -147,11 +147,14 @@ def test_one_hot_and_assertions_are_captured_and_equal_eager(loss_fn):
     assert_equals_eager(*workloads, steps=3)
 
 
-def test_a_class_out_of_range_raises_as_in_eager():
-    workload = make(lambda: Of(torch.relu), loss_fn=one_hot_loss)
+def test_a_class_out_of_range_raises_an_error_as_eager_does():
+    workload, other = (make(lambda: Of(torch.relu), loss_fn=one_hot_loss) for _ in range(2))
+    other.batch = workload.batch[0], workload.batch[1] + 10
+    with pytest.raises(RuntimeError, match="Class values must be smaller than num_classes"):
+        eager_step(other)
     step = TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch)
-    with step, pytest.raises(RuntimeError):
-        step((workload.batch[0], workload.batch[1] + 10))
+    with step, pytest.raises(RuntimeError, match="index 11 is out of bounds for dimension 1 with size 4"):
+        step(other.batch)
 
 
 def test_a_false_assertion_raises_in_the_captured_step():

@@ -174,9 +174,14 @@ def test_a_step_that_updates_while_the_accelerator_accumulates_is_refused():
 )
 def test_a_remainder_with_which_the_accelerator_updates_is_never_lost(updated: str, cleared: bool):
     workload, wrapped, step = accumulating(accumulate=2)
+    twin = make(mlp)
     for synchronizes in (False, True, True):  # three steps an epoch
         wrapped.gradient_state.sync_gradients = synchronizes
         step(workload.batch)
+        twin.loss_fn(twin.model, twin.batch).backward()
+        if synchronizes:
+            twin.optimizer.step()
+            twin.optimizer.zero_grad()
     if updated == "flush":
         step.flush()
     elif updated == "the loop's own step":
@@ -188,6 +193,7 @@ def test_a_remainder_with_which_the_accelerator_updates_is_never_lost(updated: s
         with pytest.raises(ConfigError, match=r"and none was run; call flush\(\)"):
             step(workload.batch)
     else:
+        assert worst_difference(tensors(workload), tensors(twin)) == 0.0
         step(workload.batch)
 
 

@@ -45,7 +45,12 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-@pytest.mark.parametrize("name", ACROSS)
+KINDS_OF_STATE = ("global count", "langevin", "python noise", "lookahead", "shared step")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in KINDS_OF_STATE else pytest.param(name, marks=pytest.mark.slow) for name in ACROSS]
+)
 def test_a_verified_step_of_an_optimizer_across_parameters_equals_eager(name: str):
     workload, other = make(mlp, optimizer=ACROSS[name]), make(mlp, optimizer=ACROSS[name])
     with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, verify=True) as step:

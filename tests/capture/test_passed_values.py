@@ -51,9 +51,13 @@ def same(found: Any, expected: Any) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore:.*changed")
-@pytest.mark.parametrize("recorded", [False, True])
-@pytest.mark.parametrize("structure", [as_dict, as_named_tuple, as_ordered_dict])
-@pytest.mark.parametrize("kind", [TrainStep, PlannedLoss])
+@pytest.mark.parametrize(
+    ("kind", "structure", "recorded"),
+    [
+        (TrainStep, as_dict, False), (TrainStep, as_named_tuple, True), (TrainStep, as_ordered_dict, True),
+        (PlannedLoss, as_dict, True), (PlannedLoss, as_named_tuple, False), (PlannedLoss, as_ordered_dict, False),
+    ],
+)  # fmt: skip
 def test_results_are_those_of_the_step_itself(structure: Any, recorded: bool, kind: Any):
     workload = named_workload(structure, recorded=recorded)
     arguments = (workload.optimizer, workload.batch) if kind is TrainStep else ()

@@ -1,8 +1,13 @@
 """State of the user's Python that a recorded step reads, wherever it is kept: a change of it counts from the next step."""
 
+import cProfile
+import functools
 import inspect
 import multiprocessing
+import random
 import sys
+import threading
+import time
 from collections import UserDict
 from collections.abc import Callable
 from functools import partial
@@ -255,6 +260,16 @@ def a_value_that_processes_share() -> tuple[Workload, Change]:
     return make(mlp, loss_fn=weighted(lambda: weight.value)), lambda: setattr(weight, "value", 3.0)
 
 
+def an_array_that_processes_share() -> tuple[Workload, Change]:
+    weights = multiprocessing.Array("d", [1.0])
+    return make(mlp, loss_fn=weighted(lambda: weights[0])), lambda: weights.__setitem__(0, 3.0)
+
+
+def bytes_that_change() -> tuple[Workload, Change]:
+    weights = bytearray([1])
+    return make(mlp, loss_fn=weighted(lambda: weights[0])), lambda: weights.__setitem__(0, 3)
+
+
 PLACES = (
     arguments_of_a_partial, a_namespace, an_absent_attribute_of_a_namespace, a_learning_rate, a_schedule,
     an_attribute_of_a_function, the_second_closure_of_one_function, one_of_two_names_of_a_tensor, an_object_of_the_batch,
@@ -262,6 +277,7 @@ PLACES = (
     an_override_in_a_subclass, a_class_within_a_class, a_dictionary_that_answers_for_attributes,
     an_attribute_of_a_class_that_may_be_missing, a_class_that_a_function_imports, a_module_that_a_function_imports_relatively,
     a_module_that_a_function_imports, a_keyword_only_default, a_user_dict, a_value_that_processes_share,
+    an_array_that_processes_share, bytes_that_change,
 )  # fmt: skip
 
 
@@ -269,14 +285,148 @@ PLACES = (
 @pytest.mark.parametrize("place", PLACES)
 def test_a_change_counts_from_the_next_step(place: Callable[[], tuple[Workload, Change]]):
     (workload, change), (twin, change_twin) = place(), place()
-    with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch) as step:
+    recaptured = place in (
+        a_namespace,
+        one_of_two_names_of_a_tensor,
+    )  # of others eager shows that the change was noticed
+    arguments = workload.model, workload.loss_fn, workload.optimizer, workload.batch
+    with TrainStep(*arguments, other_shapes="replan" if recaptured else "eager") as step:
         assert step._selector.first.recorded
         for number in range(3):
             if number == 1:
                 change()
                 change_twin()
             assert torch.equal(step(workload.batch), eager_step(twin)[0])
-        assert len(list(step._selector.cache)) == 2
+            assert step.is_eager == (number > 0 and not recaptured)
+        assert len(list(step._selector.cache)) == 1 + recaptured
+
+
+def test_an_array_with_nan_is_equal_to_itself():
+    priors = np.array([0.5, np.nan])
+    workload = make(mlp, loss_fn=weighted(lambda: float(np.nanmean(priors))))
+    with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, other_shapes="error") as step:
+        for _ in range(3):
+            step(workload.batch)
+
+
+def test_an_object_that_can_be_iterated_is_no_iterator_that_the_step_advances():
+    class Loader:
+        def __init__(self) -> None:
+            self.batches = [1, 2]
+            self.source = iter(self.batches)
+
+        def __iter__(self) -> "Loader":
+            return self
+
+        def __next__(self) -> int:
+            return next(self.source)
+
+        def __len__(self) -> int:
+            return len(self.batches)
+
+    loader = Loader()
+    assert capture(make(mlp, loss_fn=weighted(lambda: len(loader)))).recorded
+    with pytest.raises(CaptureError, match=r"source is an iterator, which a captured step does not advance"):
+        capture(make(mlp, loss_fn=weighted(lambda: next(loader))))
+
+
+class Lazy(nn.Module):
+    """A model that makes a layer in its first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entry, self.head = nn.Linear(8, 8), None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        inspect.currentframe()
+        if self.head is None:
+            self.head = nn.Linear(8, 4)
+        return self.head(self.entry(inputs))
+
+
+def test_a_layer_that_is_made_in_the_step_is_refused_by_name_and_not_left_behind():
+    workload = make(Lazy)
+    with pytest.raises(
+        CaptureError, match=r"model\.head is changed in the step.*; run one step in plain PyTorch first"
+    ):
+        capture(workload)
+    assert workload.model.head is None
+    workload.model(workload.batch[0])
+    assert capture(workload).recorded
+
+
+@functools.cache
+def mask(size: int) -> Tensor:
+    return torch.arange(size) + 1.0
+
+
+class Caches:
+    __slots__ = ("computed",)
+
+    def read(self) -> Tensor:
+        if not hasattr(self, "computed"):
+            self.computed = torch.ones(())
+        return self.computed
+
+
+class WithCaches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.caches = nn.Linear(8, 4), Caches()
+
+    @functools.cached_property
+    def slope(self) -> Tensor:
+        return torch.ones(4) * 2
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        inspect.currentframe()
+        return self.layer(inputs) * mask(4) * self.slope
+
+
+@pytest.mark.filterwarnings("ignore:.*slope changes in the step")
+def test_caches_that_report_no_write_keep_no_tensor_of_the_capture():
+    mask.cache_clear()
+    workload, twin = make(WithCaches), make(WithCaches)
+    with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch) as step:
+        assert step._selector.first.recorded
+        assert "slope" not in vars(workload.model)
+        assert torch.equal(mask(4), torch.arange(4) + 1.0)
+        assert torch.equal(step(workload.batch), eager_step(twin)[0])
+    caches = Caches()
+    with pytest.raises(CaptureError, match="computed is changed in the step"):
+        capture(make(mlp, loss_fn=weighted(caches.read)))
+    assert not hasattr(caches, "computed")
+
+
+def test_a_capture_under_a_profiler_of_python_leaves_no_class_patched():
+    workload, profile = make(Lazy), cProfile.Profile()
+    workload.model(workload.batch[0])
+    profile.enable()
+    try:
+        assert capture(workload).recorded
+    finally:
+        profile.disable()
+    assert "__getattribute__" not in vars(Lazy)
+
+
+def test_another_thread_may_draw_and_read_during_a_capture():
+    workload, stop, drawn = make(Lazy), threading.Event(), list[float]()
+    workload.model(workload.batch[0])
+
+    def prepare_batches() -> None:
+        while not stop.is_set():
+            drawn.append(random.random())
+            workload.model.seen = len(drawn)
+            time.sleep(1e-4)
+
+    thread = threading.Thread(target=prepare_batches, daemon=True)
+    thread.start()
+    try:
+        assert capture(workload).recorded
+    finally:
+        stop.set()
+        thread.join()
+    assert workload.model.seen == len(drawn), "what another thread writes is not restored"
 
 
 def test_a_container_of_a_class_that_the_step_changes_is_refused_and_left_as_it_was():

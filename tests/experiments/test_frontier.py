@@ -106,7 +106,7 @@ def test_plans_in_a_format_that_no_peer_was_timed_in_are_told_apart():
     assert "Plans also run in channels_last and the peers do not: net. The mean of these is 0.500." in text
     (first, *_) = summary.readme_rows(found)
     assert first.endswith(
-        "mean of 4 on 2 models | 0.67 of its time (0.50 on 1 networks where plans alone ran in channels_last) |"
+        "mean of 4 on 2 models | 0.67 of its time (0.50 on 1 network where plans alone ran in channels_last) |"
     )
 
 

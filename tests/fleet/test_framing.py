@@ -68,6 +68,7 @@ def receive(script: str, log: Path) -> bytes:
 
 def test_a_large_reply_that_arrives_in_parts_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(command, "START_SECONDS", 1.0)
+    monkeypatch.setattr(command, "CLOSE_SECONDS", 0.1)
     parts = ["\x1e[1", *[", 1"] * 6, "]\n"]
     script = (
         f"import sys, time\nfor part in {parts!r}:\n    sys.stdout.write(part); sys.stdout.flush(); time.sleep(0.3)"

@@ -139,6 +139,13 @@ def test_the_gpu_that_is_inspected_is_the_one_that_the_process_sees(monkeypatch:
     for visible, name in (("1,0", "card GPU-b"), ("GPU-b", "card GPU-b"), ("", "card GPU-a"), ("7", "")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert inspection._read_gpu() == (name, 2**30 if name else 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+
+    def refuse(gpu: Gpu) -> None:
+        raise nvml.NVMLError("Insufficient Permissions")
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", refuse)
+    assert inspection._read_gpu() == ("card GPU-b", 0)
 
 
 def test_a_home_that_cannot_be_written_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -22,6 +22,7 @@ from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.planners.auto import best_plan
 from autotune.predict.simulate import simulate
+from autotune.runtime.arena.build import library
 from autotune.runtime.executor import Executor
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.planned_loss import PlannedLoss
@@ -212,7 +213,10 @@ def test_accumulated_gradients_leave_the_arena_its_layout(plan: Plan):
     ((selector, *_),) = planned._selectors.values()
     arena = selector.last.arena
     assert arena is not None
-    assert not arena.works or (arena.bytes > 0 and arena.misses == 0)
+    assert arena.works == (library() is not None)
+    if arena.works:
+        assert arena.bytes > 0
+        assert arena.misses == 0
 
 
 @cache

@@ -29,6 +29,7 @@ from autotune.records import plan_file as planfile
 from autotune.records.device import Device
 from autotune.records.plan_file import PlanFile
 from autotune.records.speed_environment import read_speed_environment
+from autotune.runtime import recapture
 from autotune.runtime.arena import StepArena
 from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.prepared_step import warn_of_environment
@@ -894,7 +895,9 @@ def test_a_batch_that_shares_memory_with_a_weight_is_refused_later_than_the_firs
     step(workload.batch)
 
 
-def test_a_buffer_that_every_step_replaces_is_refused_by_name_after_a_few_captures():
+def test_a_buffer_that_every_step_replaces_is_refused_by_name_after_a_few_captures(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recapture, "BATCH_CAPTURES", 2)  # each takes half a second
+
     class Scaled(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -917,7 +920,7 @@ def test_a_buffer_that_every_step_replaces_is_refused_by_name_after_a_few_captur
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        train(8)
+        train(2)
         with pytest.raises(PlanError, match=r"^scale changed to another tensor .*copy_\(\)"):
             train(1)
 

@@ -106,9 +106,9 @@ def test_gradients_are_seen_once_in_a_verified_step() -> None:
     ("make_workload", "parameter", "loss_scale"),
     [
         (seeded.small_mlp, "3.weight", 1e-6),
-        (seeded.small_mlp, "3.weight", 1e6),
+        pytest.param(seeded.small_mlp, "3.weight", 1e6, marks=pytest.mark.slow),
         (seeded.small_mlp, "0.bias", 1e6),
-        (seeded.tiny_gpt2, "transformer.h.0.mlp.c_fc.weight", 1e-6),
+        pytest.param(seeded.tiny_gpt2, "transformer.h.0.mlp.c_fc.weight", 1e-6, marks=pytest.mark.slow),
     ],
 )
 def test_a_gradient_off_by_a_thousandth_is_refused_and_eagers_step_stays(

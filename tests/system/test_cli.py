@@ -862,9 +862,9 @@ def test_tune_of_a_front_prints_its_points_and_where_their_plans_are(
     document = json.loads(out)
     assert code == 0
     assert [str(row["plan"]) for row in document["front"] if row["status"] == "front"] == points
-    code, out, _ = run("show", paths[0])
+    code, out, _ = run("show", min(paths, key=lambda path: planfile.read(here / path).estimate.peak_bytes))
     assert code == 0
-    assert "greedy" in out or "segments" in out or "keep" in out
+    assert "(greedy" in out
     code, _, err = run("replay", "runs/one")
     assert code == 2
     assert "a replay needs a run of objective: time" in err

@@ -14,6 +14,8 @@ from torch import nn
 
 from autotune.capture.tracer import capture
 from autotune.errors import ConfigError
+from autotune.runtime.gpu.event_timing import describe_kernels
+from autotune.workloads import live_workload
 from autotune.workloads.factory import load_workload
 from autotune.workloads.live_workload import load_live_workload, save_workload
 from autotune.workloads.reference import lies_here
@@ -103,6 +105,28 @@ def test_functions_of_a_script_closures_and_hooks_are_the_same_graph_in_another_
         torch.set_default_dtype(torch.float32)
         torch.set_num_threads(threads)
     assert loaded == (digest, torch.float64, 1)
+
+
+def test_switches_of_kernels_and_precision_go_with_the_workload(tmp_path: Path):
+    path, cudnn, products = tmp_path / "Tied.live", torch.backends.cudnn, torch.backends.cuda.matmul
+    before = live_workload._read_precision()
+    try:
+        cudnn.benchmark = True
+        products.fp32_precision = "tf32"  # from here on PyTorch's older functions for it raise an error
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        save_workload(workload(), path)
+        cudnn.benchmark, products.fp32_precision = False, "ieee"
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        load_live_workload(path)
+        assert (cudnn.benchmark, products.fp32_precision) == (True, "tf32")
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert "products tf32" in describe_kernels()
+    finally:
+        cudnn.benchmark = False
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        for place, precision in zip(live_workload._PRECISIONS, before[1], strict=True):
+            torch._C._set_fp32_precision_setter(*place, precision)
+        torch.set_float32_matmul_precision(before[0])
 
 
 def test_the_file_is_private_and_a_file_that_others_may_write_is_refused(tmp_path: Path):

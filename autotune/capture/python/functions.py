@@ -1,6 +1,7 @@
 """Find the functions behind the frames of a recorded run, and the attributes that their code reads of classes and modules."""
 
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -166,6 +167,13 @@ METHODS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type
 
 def _is_member(part: Any) -> bool:
     return isinstance(part, (*METHODS, type, types.ModuleType)) or hasattr(type(part), "__get__")
+
+
+def cached_properties(kind: type) -> set[str]:
+    """Return the names of a class's cached properties, whose values go into an object's dictionary without `__setattr__`."""
+    return {
+        name for name, _ in inspect.getmembers_static(kind, lambda each: isinstance(each, functools.cached_property))
+    }
 
 
 def original_method(kind: type, name: str) -> Callable[..., Any]:

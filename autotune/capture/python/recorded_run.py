@@ -22,9 +22,9 @@ from torch.utils import _pytree as pytree
 
 from autotune.capture.python.code_facts import is_recordable
 from autotune.capture.python.python_trace import FreeInput
-from autotune.capture.python.refusals import explain
+from autotune.capture.python.refusals import explain, refusal_of_change
 from autotune.capture.python.state_guards import StateGuards
-from autotune.capture.python.state_places import CONTAINERS, Change, StateReads, plain_content
+from autotune.capture.python.state_places import CONTAINERS, StateReads, plain_content
 from autotune.capture.python.state_reads import Recorder
 from autotune.capture.python.step_module import StepModule
 from autotune.capture.python.step_trace import StepTrace
@@ -60,12 +60,8 @@ def record_step(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor],
     inputs = (*tensors, *(each.example for each in free))
     stack.enter_context(fx_traceback.preserve_node_meta())
     stack.enter_context(torch.autograd.detect_anomaly(check_nan=False))
-    try:
-        with as_eager_decides(tensors), _traced(step, [each.example for each in free], tensors):
-            joint = _explained(lambda: aot_export_joint_with_descriptors(stack, step, inputs), name)
-    finally:
-        for change in reads.changes:  # the Python ran again
-            change.restore()
+    with as_eager_decides(tensors), _traced(step, [each.example for each in free], tensors, reads):
+        joint = _explained(lambda: aot_export_joint_with_descriptors(stack, step, inputs), name)
     return StepTrace(
         owner=step,
         free=tuple(free),
@@ -98,18 +94,26 @@ def _observe_settled(step: StepModule, tensors: list[torch.Tensor], name: str) -
         _refuse(reads, name)
         return reads, swap
     if not reads.draws and not any(_has_fakes(change.after) for change in changes):
-        for change in changes:
-            change.apply()
-        again, second = _observe(step, tensors, step.constants, name)
-        if second.calls == swap.calls and not again.draws and not any(change.is_read for change in again.changes):
-            return again, second
-        for change in changes:
-            change.restore()
+        settled = False
+        try:
+            for change in changes:
+                change.apply()
+            again, second = _observe(step, tensors, step.constants, name)
+            settled = second.calls == swap.calls and not again.draws and not any(each.is_read for each in again.changes)
+            if settled:
+                return again, second
+        except CaptureError:
+            pass  # the change is refused below, with its name
+        finally:
+            for change in changes if not settled else ():
+                change.restore()
     _refuse(reads, name)
     raise AssertionError
 
 
 def _has_fakes(value: Any) -> bool:
+    if isinstance(value, nn.Module):
+        return any(isinstance(tensor, FakeTensor) for tensor in (*value.parameters(), *value.buffers()))
     return any(isinstance(tensor, FakeTensor) for tensor, *_ in _tensors_in(value, "", lambda: value))
 
 
@@ -156,22 +160,7 @@ def _refuse(reads: StateReads, name: str) -> None:
         )
     change = next((change for change in reads.changes if change.is_read), None)
     if change is not None:
-        raise CaptureError(_refusal_of_change(change))
-
-
-def _refusal_of_change(change: Change) -> str:
-    name, line = change.place.name, f" at {change.place.line}" if change.place.line else ""
-    if isinstance(change.before, CONTAINERS):
-        fix = "keep its content in a buffer and change that in place, or run one step in plain PyTorch first if it is a cache"
-    elif change.before is None:
-        fix = "run one step in plain PyTorch first if it is a cache, or change it between steps"
-    elif isinstance(change.after, torch.Tensor):
-        fix = f"change it in place: {name}.copy_(...)"
-    elif type(change.after) in (int, float):
-        fix = f"make it a buffer and change it in place, as in {name}.add_(1), or pass it in the batch as a tensor"
-    else:
-        fix = "change it between steps, or pass it in the batch as a tensor"
-    return f"{name} is changed in the step{line}, and a captured step does not repeat that for the next one; {fix}"
+        raise CaptureError(refusal_of_change(change))
 
 
 def _explained(run: Callable[[], Any], name: str) -> Any:
@@ -262,8 +251,13 @@ def _is_real(tensor: torch.Tensor) -> bool:
 
 
 @contextmanager
-def _traced(step: StepModule, free: list[torch.Tensor], tensors: list[torch.Tensor]) -> Iterator[None]:
-    """Let the step take the free tensors as arguments behind the batch's, and record the module of each op."""
+def _traced(
+    step: StepModule, free: list[torch.Tensor], tensors: list[torch.Tensor], reads: StateReads
+) -> Iterator[None]:
+    """Let the step take the free tensors as arguments behind the batch's, and record the module of each op.
+
+    What the step changes is restored before each run, of which there are several, and afterwards.
+    """
     owners: list[tuple[Any, str, Any]] = [
         (module._parameters, key, tensor) for module in step.modules() for key, tensor in module._parameters.items()
     ]
@@ -273,6 +267,7 @@ def _traced(step: StepModule, free: list[torch.Tensor], tensors: list[torch.Tens
     forward = type(step).forward
 
     def with_free(*inputs: torch.Tensor) -> Any:
+        reads.restore_changes()
         swap.fakes = {}
         for table, key, tensor in owners:
             if (
@@ -292,6 +287,7 @@ def _traced(step: StepModule, free: list[torch.Tensor], tensors: list[torch.Tens
             yield
     finally:
         del step.__dict__["forward"]
+        reads.restore_changes()
 
 
 @contextmanager

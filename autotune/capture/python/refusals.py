@@ -4,6 +4,9 @@ import re
 import traceback
 from collections.abc import Iterable
 
+import torch
+
+from autotune.capture.python.state_places import CONTAINERS, Change
 from autotune.workloads.factory import innermost_user_line
 
 _BRANCH = "Python needs the values of a tensor, which a captured step does not have"
@@ -114,3 +117,19 @@ def _is_model_code(filename: str) -> bool:
     """Return whether a file belongs to an installed library, other than torch and this package."""
     _, found, path = filename.rpartition("site-packages/")
     return bool(found) and not path.startswith(("torch/", "numpy/"))
+
+
+def refusal_of_change(change: Change) -> str:
+    """Return why a change of the Python state that the next step reads is refused, and what to do instead."""
+    name, line = change.place.name, f" at {change.place.line}" if change.place.line else ""
+    if isinstance(change.before, CONTAINERS):
+        fix = "keep its content in a buffer and change that in place, or run one step in plain PyTorch first if it is a cache"
+    elif change.before is None:
+        fix = "run one step in plain PyTorch first if it is a cache, or change it between steps"
+    elif isinstance(change.after, torch.Tensor):
+        fix = f"change it in place: {name}.copy_(...)"
+    elif type(change.after) in (int, float):
+        fix = f"make it a buffer and change it in place, as in {name}.add_(1), or pass it in the batch as a tensor"
+    else:
+        fix = "change it between steps, or pass it in the batch as a tensor"
+    return f"{name} is changed in the step{line}, and a captured step does not repeat that for the next one; {fix}"

@@ -1,5 +1,7 @@
 """Check before a step that the Python state which its recorded run read is unchanged."""
 
+import array
+import ctypes
 import math
 import types
 import weakref
@@ -24,6 +26,9 @@ _SIMPLE = (
     bool, int, float, complex, str, bytes, type(None), range, slice, torch.dtype, torch.device, torch.Size,
     torch.memory_format, np.generic,
 )  # fmt: skip
+
+_BUFFERS = (array.array, bytearray, ctypes.Array, ctypes.Structure)
+"""Types of memory that other code may write, such as that of `multiprocessing.Array`; compared by their bytes."""
 
 
 class StateGuards:
@@ -83,7 +88,7 @@ class StateGuards:
             return False
         if self._first_changed() is not None:
             return False
-        self._compile()  # other objects of equal content
+        self._name_values(self._scope)  # other objects of equal content
         return True
 
     def first_failure(self, tensors: list[torch.Tensor], constants: list[Any]) -> GuardFailure | None:
@@ -122,16 +127,22 @@ class StateGuards:
 
     def _compile(self) -> None:
         """Write a function that compares all values by identity."""
-        scope: dict[str, Any] = {"MISSING": MISSING}
+        self._scope = scope = dict[str, Any](MISSING=MISSING)
         conditions = []
         for number, (kind, forward) in enumerate(self._forwards.items()):
             scope[f"k{number}"], scope[f"f{number}"] = kind, forward
             conditions.append(f"k{number}.forward is f{number}")
-        for number, (place, frozen) in enumerate(self._entries):
-            conditions += frozen.conditions(f"{number}", place, scope)
+        conditions += self._name_values(scope)
         source = "def check():\n    return (" + "\n        and ".join(conditions or ["True"]) + ")\n"
         exec(compile(source, "<guards>", "exec"), scope)
         self._check = scope["check"]
+
+    def _name_values(self, scope: dict[str, Any]) -> list[str]:
+        """Return conditions on the present values, which the scope gets by the names in the conditions."""
+        conditions = []
+        for number, (place, frozen) in enumerate(self._entries):
+            conditions += frozen.conditions(f"{number}", place, scope)
+        return conditions
 
 
 class Frozen:
@@ -159,8 +170,10 @@ class Frozen:
                 return (
                     isinstance(value, np.ndarray)
                     and value.dtype == self.value.dtype
-                    and np.array_equal(value, self.value)
+                    and np.array_equal(value, self.value, equal_nan=value.dtype.kind in "fc")
                 )
+            case "buffer":
+                return isinstance(value, _BUFFERS) and bytes(value) == self.value
         if type(value) is not self.value or len(parts := _parts(value)) != len(self.parts):
             return False
         return all(frozen.matches(part) for frozen, part in zip(self.parts, parts, strict=True))
@@ -180,7 +193,7 @@ class Frozen:
 
     def _quick_check(self, current: Any) -> Callable[[Any], bool]:
         """Return a function that compares the parts of a container by identity first."""
-        if self.kind != "container" or any(part.kind in ("container", "array", "any") for part in self.parts):
+        if self.kind != "container" or any(part.kind in ("container", "array", "any", "buffer") for part in self.parts):
             return self.matches
         kind = type(current)
         if kind in (dict, OrderedDict):
@@ -237,6 +250,8 @@ def _freeze(value: Any, parameters: Iterable[int] = (), depth: int = 0) -> Froze
         return Frozen("same", value) if id(value) in parameters else Frozen("tensor", _form(value))
     if isinstance(value, np.ndarray):
         return Frozen("array", value.copy())
+    if isinstance(value, _BUFFERS):
+        return Frozen("buffer", bytes(value))
     if isinstance(value, weakref.ref):  # of layers that keep references to their weights
         return Frozen("any", weakref.ref)
     if isinstance(value, CONTAINERS) and depth < 12:

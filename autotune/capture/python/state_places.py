@@ -1,5 +1,7 @@
 """Define the parts of the Python state that a step reads and changes."""
 
+import contextlib
+import inspect
 import pickle
 import random
 import types
@@ -85,6 +87,22 @@ class StateReads:
     """Generator of random numbers outside of torch that the step draws from, with the line; empty if none."""
     forwards: dict[type, Any] = field(default_factory=dict)
     """`forward` of each class of modules."""
+
+    caches: dict[int, tuple[Any, int]] = field(default_factory=dict)
+    """Functions with `functools.cache` that the step may call, with the number of their misses."""
+
+    def restore_changes(self) -> None:
+        """Restore what another run of the step changed, and empty what it cached."""
+        for change in self.changes:
+            change.restore()
+        self.clear_caches()
+
+    def clear_caches(self) -> None:
+        """Empty each cache that the step filled, because it holds tensors without data."""
+        for function, misses in self.caches.values():
+            if function.cache_info().misses > misses:
+                function.cache_clear()
+                self.caches[id(function)] = function, 0
 
     def find_unreported_writes(self) -> dict[tuple[int, str], tuple[Place, Any]]:
         """Return the globals and variables of closures, which report no writes, that have another value than the one read."""
@@ -224,5 +242,8 @@ def assign(place: Place, value: Any) -> None:
                 return
     if value is not MISSING:
         object.__setattr__(owner, key, value)
+    elif isinstance(inspect.getattr_static(type(owner), key, None), types.MemberDescriptorType):  # of `__slots__`
+        with contextlib.suppress(AttributeError):
+            object.__delattr__(owner, key)
     elif key in attributes:
         del attributes[key]

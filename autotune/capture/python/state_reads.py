@@ -4,10 +4,13 @@ Attribute reads are recorded by a `__getattribute__` on the classes of the objec
 closures by a profile function, from the code of each function that starts. Reads of one object by C code are not recorded.
 """
 
+import cProfile
+import functools
 import gc
 import inspect
 import random
 import sys
+import threading
 import types
 from collections import deque
 from collections.abc import Iterator
@@ -34,6 +37,7 @@ from autotune.capture.python.functions import (
     METHODS,
     Functions,
     Unreported,
+    cached_properties,
     free_names,
     original_method,
     stateful_defaults,
@@ -47,15 +51,12 @@ from autotune.capture.python.state_places import (
     assign,
     collect_changes,
     fill,
-    generator_state,
     instance_dict,
     is_same,
-    is_same_state,
     is_small_array,
-    numpy_state,
     plain_content,
-    set_generator_state,
 )
+from autotune.capture.python.unrecorded import Draws
 
 
 class Recorder:
@@ -72,15 +73,14 @@ class Recorder:
         self._writes: dict[tuple[int, str], tuple[Place, Any]] = {}
         self._containers: dict[int, tuple[Place, Any, Any]] = {}
         self._augmented: set[tuple[int, str]] = set()
-        self._generators: list[tuple[Any, Any, str]] = []
+        self._draws = Draws()
         self._active = False
-        self._draw_line = ""
         self._roots = roots
 
     @contextmanager
     def recording(self) -> Iterator[StateReads]:
         """Record while the block runs; afterwards restore everything that the step changed."""
-        generators = random.getstate(), numpy_state()
+        self._draws, self._thread = Draws(), threading.get_ident()
         frozen = gc.get_freeze_count()
         gc.freeze()  # objects made by the step are those that the collector lists afterwards
         profile = sys.getprofile()
@@ -92,19 +92,19 @@ class Recorder:
             try:
                 yield self.result
             finally:
-                sys.setprofile(profile)
                 self._active = False
+                sys.setprofile(profile if callable(profile) else None)  # Python cannot set one that is written in C
                 self._unpatch()
                 fresh = set(map(id, gc.get_objects()))
                 self._note_unreported()
                 self._drop(fresh)
                 self._writes = self.result.find_unreported_writes() | self._writes
                 self.result.changes += collect_changes(self._writes, self._containers, set(self.result.reads))
-                self._note_draws(*generators)
+                self.result.draws = self._draws.restore()
                 self._restore()
-                random.setstate(generators[0])
-                np.random.set_state(generators[1])
         finally:
+            if isinstance(profile, cProfile.Profile):
+                profile.enable()
             gc.unfreeze()
             if frozen:
                 gc.freeze()
@@ -135,6 +135,9 @@ class Recorder:
         elif isinstance(value, types.MethodType):
             self._meet(value.__func__, name)
             self._meet(value.__self__, name.rpartition(".")[0] or name)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self.result.caches[id(value)] = value, value.cache_info().misses
+            self._meet_function(value)
         elif isinstance(value, FUNCTIONS):
             self._meet_function(value)
         elif isinstance(value, (type, types.ModuleType)):
@@ -145,7 +148,7 @@ class Recorder:
                 self._meet(part, f"{name}.{key}")
                 self._note_content(Place(value, key, "attribute", f"{name}.{key}", ""), part)
         elif isinstance(value, (random.Random, np.random.RandomState, np.random.Generator)):
-            self._generators.append((value, generator_state(value), name))
+            self._draws.add(value, name)
         elif is_recordable(type(value)):
             self._patch(type(value))
 
@@ -156,23 +159,28 @@ class Recorder:
             function = getattr(member, "fget", None) or getattr(member, "__func__", None) or member
             if isinstance(function, types.FunctionType):
                 self._meet_function(function)
+            elif isinstance(member, functools._lru_cache_wrapper):
+                self._meet(member, member.__name__)
+        computed = cached_properties(kind)
         self._meet_parts(self._unreported.add_scope(kind))
         read, write = (original_method(kind, name) for name in ("__getattribute__", "__setattr__"))
         recorder = self
 
         def getattribute(self: Any, name: str) -> Any:
+            if name in computed and recorder._is_active() and name not in instance_dict(self):
+                recorder._on_write(self, name)  # it assigns in functools' code
             try:
                 value = read(self, name)
             except AttributeError:
-                if recorder._active:
+                if recorder._is_active():
                     recorder._on_fallback(self, name)
                 raise
-            if recorder._active and is_state(name, sys._getframe(1)):
+            if recorder._is_active() and is_state(name, sys._getframe(1)):
                 recorder._on_read(self, name, value)
             return value
 
         def setattr_(self: Any, name: str, value: Any) -> None:
-            if recorder._active:
+            if recorder._is_active():
                 recorder._on_write(self, name)
             write(self, name, value)
 
@@ -184,6 +192,10 @@ class Recorder:
         except TypeError:  # a class of C
             return
         self._patched[kind] = saved
+
+    def _is_active(self) -> bool:
+        """Return whether what runs now is the step: other threads may use the same objects."""
+        return self._active and threading.get_ident() == self._thread
 
     def _unpatch(self) -> None:
         for kind, saved in self._patched.items():
@@ -296,10 +308,8 @@ class Recorder:
     def _on_event(self, frame: Any, event: str, argument: Any) -> None:
         if event == "call" and self._functions.is_new(frame):
             self._on_function(frame, frame.f_code)
-        elif (
-            event == "c_call" and not self._draw_line and isinstance(getattr(argument, "__self__", None), random.Random)
-        ):
-            self._draw_line = user_line(frame)
+        elif event == "c_call":
+            self._draws.note_call(argument, frame)
 
     def _on_function(self, frame: Any, code: types.CodeType) -> None:
         """Record the globals and the closure of a function that starts."""
@@ -381,18 +391,8 @@ class Recorder:
         for place in self._augmented:
             self.result.reads.pop(place, None)
 
-    def _note_draws(self, python: Any, numpy: Any) -> None:
-        where = f" at {self._draw_line}" if self._draw_line else ""
-        if random.getstate() != python:
-            self.result.draws = f"Python's random{where}"
-        elif not is_same_state(numpy, numpy_state()):
-            self.result.draws = "numpy.random"
-        for generator, state, name in self._generators:
-            if not is_same_state(state, generator_state(generator)):
-                self.result.draws = self.result.draws or f"{name}{where}"
-                set_generator_state(generator, state)
-
     def _restore(self) -> None:
+        self.result.clear_caches()
         for place, before in self._writes.values():
             assign(place, before)
         for _, value, before in self._containers.values():

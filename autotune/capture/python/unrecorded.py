@@ -1,7 +1,9 @@
 """Refuse what a run on fake tensors does and a captured step would leave out."""
 
 import io
+import random
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,9 +11,17 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 
-from autotune.capture.python.state_places import StateReads
+from autotune.capture.python.code_facts import is_recordable, user_line
+from autotune.capture.python.state_places import (
+    StateReads,
+    generator_state,
+    is_same_state,
+    numpy_state,
+    set_generator_state,
+)
 from autotune.errors import CaptureError
 from autotune.workloads.factory import innermost_user_line
 
@@ -19,11 +29,50 @@ from autotune.workloads.factory import innermost_user_line
 def refuse_iterators(reads: StateReads) -> None:
     """Raise CaptureError for an iterator that the step reads: a captured step does not advance it."""
     for place, value in reads.reads.values():
-        if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
+        is_own = is_recordable(type(value))  # its Python state is recorded, and so are the iterators that it reads
+        if isinstance(value, Iterator) and not isinstance(value, io.IOBase) and not is_own:
             raise CaptureError(
                 f"{place.name} is an iterator, which a captured step does not advance; draw from it before the step, and pass the "
                 "result in the batch"
             )
+
+
+class Draws:
+    """The random numbers that a step draws from Python and numpy, from the construction to `restore`."""
+
+    def __init__(self) -> None:
+        self._before = random.getstate(), numpy_state()
+        self._generators: list[tuple[Any, Any, str]] = []
+        self._line = ""
+        self._has_drawn = False
+
+    def add(self, generator: Any, name: str) -> None:
+        """Observe another generator, of the user's name."""
+        self._generators.append((generator, generator_state(generator), name))
+
+    def note_call(self, function: Any, frame: Any) -> None:
+        """Note a call of a function that is written in C, if it draws from a generator of Python."""
+        if not self._has_drawn and isinstance(getattr(function, "__self__", None), random.Random):
+            self._has_drawn, self._line = True, user_line(frame)
+
+    def restore(self) -> str:
+        """Restore the generators; return which one the step drew from, with the line, and an empty text for none.
+
+        Another thread, such as one that prepares batches, may draw from Python's generator meanwhile.
+        """
+        drawn, where = "", f" at {self._line}" if self._line else ""
+        is_alone = threading.active_count() == 1  # numbers that C code draws are not noted
+        if random.getstate() != self._before[0] and (self._has_drawn or is_alone):
+            drawn = f"Python's random{where}"
+            random.setstate(self._before[0])
+        if not is_same_state(self._before[1], numpy_state()):
+            drawn = drawn or "numpy.random"
+            np.random.set_state(self._before[1])
+        for generator, state, name in self._generators:
+            if not is_same_state(state, generator_state(generator)):
+                drawn = drawn or f"{name}{where}"
+                set_generator_state(generator, state)
+        return drawn
 
 
 @contextmanager

@@ -16,6 +16,8 @@ Nvml = Callable[[], Any]
 _SLOWED = {0x08: "hardware", 0x20: "heat", 0x40: "heat", 0x80: "its power supply"}
 """Unwanted causes of a lower clock, by their bit in NVML's reasons."""
 _UNCORRECTED, _SINCE_BOOT = 1, 0
+_EXCLUSIVE = 3
+"""NVML's compute mode in which a GPU serves one process."""
 _MODULE = Path("/proc/driver/nvidia/version")
 
 
@@ -49,17 +51,19 @@ def check_processes(nvml: Nvml, torch: Callable[[], TorchInfo]) -> CheckResult |
     """Check which processes use the GPUs' memory; None without a GPU."""
     if (library := _library(nvml)) is None:
         return None
-    used = sum(int(library.nvmlDeviceGetMemoryInfo(handle).used) for handle in _handles(library))
+    memories = [_query(library, "nvmlDeviceGetMemoryInfo", handle) for handle in _handles(library)]
+    sizes = [int(memory.used) for memory in memories if memory is not None]
+    used = fmt_bytes(sum(sizes)) if len(sizes) == len(memories) else "unknown bytes"
     if "hidden" in torch().gpu_meter:
-        detail = f"{fmt_bytes(used)} in use; the driver hides the processes, as in a container"
+        detail = f"{used} in use; the driver hides the processes, as in a container"
         fix = "a process's memory besides its tensors is not counted; start the container with --pid=host"
         return CheckResult("gpu memory", "warn", detail, fix)
     processes = [process for handle in _handles(library) for process in _running(library, handle)]
     if processes:
         pids = ", ".join(str(process.pid) for process in processes)
         fix = "end them: they share the memory and slow the measurements"
-        return CheckResult("gpu memory", "warn", f"{fmt_bytes(used)} in use, by processes {pids}", fix)
-    return CheckResult("gpu memory", "ok", f"{fmt_bytes(used)} in use, no other process runs on it")
+        return CheckResult("gpu memory", "warn", f"{used} in use, by processes {pids}", fix)
+    return CheckResult("gpu memory", "ok", f"{used} in use, no other process runs on it")
 
 
 def check_state(nvml: Nvml) -> CheckResult | None:
@@ -73,6 +77,9 @@ def check_state(nvml: Nvml) -> CheckResult | None:
     if errors:
         fix = "results may be wrong: drain this machine and have the GPU reset"
         return CheckResult("gpu state", "bad", f"{errors} memory errors that could not be corrected", fix)
+    if any(_query(library, "nvmlDeviceGetComputeMode", handle) == _EXCLUSIVE for handle in handles):
+        fix = "several processes measure in turns; nvidia-smi -c DEFAULT"
+        return CheckResult("gpu state", "bad", "only one process at a time may use the GPU", fix)
     bits = [_query(library, "nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0 for handle in handles]
     slowed = sorted({why for bit, why in _SLOWED.items() if any(bit & reasons for reasons in bits)})
     if slowed:

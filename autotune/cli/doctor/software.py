@@ -1,5 +1,6 @@
 """Checks of Python, torch, the compiler and the noise of timings; a separate process imports torch."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -47,8 +48,9 @@ def print_torch() -> None:
 
     gpus, meter = torch.cuda.device_count(), ""
     if gpus:
-        torch.zeros(1, device="cuda")  # the driver lists a process once it computes
-        meter = NvmlMeter().name
+        with contextlib.suppress(RuntimeError):  # a full GPU: the check of its processes says so
+            torch.zeros(1, device="cuda")  # the driver lists a process once it computes
+            meter = NvmlMeter().name
     noise = noise_seconds(device_timer("cpu"), _NOISE_SECONDS)
     print(json.dumps(to_json(TorchInfo(torch.__version__, torch.version.cuda or "", gpus, meter, noise))))
 

@@ -65,7 +65,11 @@ def _read_gpu() -> tuple[str, int]:
         by_index = gpu.isdigit()
         handle = nvml.nvmlDeviceGetHandleByIndex(int(gpu)) if by_index else nvml.nvmlDeviceGetHandleByUUID(gpu)
         name = nvml.nvmlDeviceGetName(handle)
-        return name if isinstance(name, str) else name.decode(), int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        name = name if isinstance(name, str) else name.decode()
+        try:
+            return name, int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        except nvml.NVMLError:  # as for a slice of a GPU in a container
+            return name, 0
     return "", 0
 
 

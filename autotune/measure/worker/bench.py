@@ -85,9 +85,11 @@ class Bench:
         self._spec = spec
         self.report: Callable[[WorkProgress], None] = ignore_progress
         self._timing: _Timing | None = None
-        self._gpu = GpuProcess() if spec.device_kind == "cuda" else None
-        self._apply_limit()
+        if spec.device_kind != "cuda" and spec.limit_bytes is not None:
+            limit_data(spec.limit_bytes, best_meter(spec.device_kind).now_bytes())
         self._eager = EagerWorkload(spec)
+        # after the workload, which may choose one of several GPUs; each request limits the process first
+        self._gpu = GpuProcess() if spec.device_kind == "cuda" else None
         self._plans = PlannedSteps(spec, self._eager, self._send_progress)
         exclude_from_collections()
 
@@ -332,12 +334,6 @@ class Bench:
         for name, tensor in self._eager.named_tensors():
             add(name, tensor)
         return digests
-
-    def _apply_limit(self) -> None:
-        if self._gpu is not None:
-            self._gpu.limit(self._spec.limit_bytes)
-        elif self._spec.limit_bytes is not None:
-            limit_data(self._spec.limit_bytes, best_meter(self._spec.device_kind).now_bytes())
 
     def _meter(self, *, charged: bool = False) -> Meter:
         if self._gpu is not None:

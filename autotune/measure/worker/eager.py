@@ -276,4 +276,6 @@ def _on_device(workload: Workload, kind: str) -> Workload:
             f"device {kind}: torch {torch.__version__} sees no GPU here; autotune doctor says why, or use --device cpu"
         )
     workload.model.to(kind)
+    if isinstance(workload.loss_fn, torch.nn.Module):
+        workload.loss_fn.to(kind)
     return replace(workload, batch=map_batch(lambda leaf: leaf.to(kind), workload.batch))

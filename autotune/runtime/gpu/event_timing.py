@@ -51,12 +51,12 @@ def describe_kernels() -> str:
     switches = {
         "benchmark": cudnn.benchmark,
         "deterministic": cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
-        "tf32 convolutions": cudnn.allow_tf32,
-        "tf32 products": cublas.allow_tf32,
         "bf16 sums": cublas.allow_bf16_reduced_precision_reduction,
         "fp16 sums": cublas.allow_fp16_reduced_precision_reduction,
     }
     on = ", ".join(name for name, is_on in switches.items() if is_on)
+    # where a precision was set, `allow_tf32` raises an error
+    precisions = f"products {cublas.fp32_precision}, convolutions {cudnn.conv.fp32_precision}, recurrent layers {cudnn.rnn.fp32_precision}"
     read_driver = getattr(torch._C, "_cuda_getDriverVersion", None)  # a build for CPUs has none
     driver = read_driver() if read_driver is not None else None
-    return f"CUDA {torch.version.cuda} driver {driver} cuDNN {cudnn.version() if cudnn.is_available() else None} ({on})"
+    return f"CUDA {torch.version.cuda} driver {driver} cuDNN {cudnn.version() if cudnn.is_available() else None} ({on}; {precisions})"

@@ -8,11 +8,13 @@ bounds the memory. A `Free` of an offloaded value waits until its write has fini
 
 import logging
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
@@ -170,11 +172,15 @@ class OffloadEngine:
         self.begin()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None:
             self.end()
-        else:
-            self.abort()
+            return
+        # the frames of the failed step hold its values, whose memory the weights need that are away
+        traceback.clear_frames(trace)
+        self.abort()
 
     def end(self) -> None:
         """Finish a step and record its transfers. Raises PlanError if a value is still outside of memory."""
@@ -273,7 +279,7 @@ class OffloadEngine:
         return tensor
 
     def abort(self) -> None:
-        """End a failed step: wait for pending transfers and restore all static tensors.
+        """End a failed step: wait for pending transfers, drop the step's values, and restore all static tensors.
 
         What a signal's handler raises meanwhile, such as the second of two Ctrl-C, does not end that: a tensor on which it
         arrives is restored again. KeyboardInterrupt and SystemExit are raised afterwards.
@@ -283,6 +289,7 @@ class OffloadEngine:
         problems: list[str] = []
         late: BaseException | None = None
         left = [(key, part) for key, value in self._values.items() for part in range(max(1, len(value.tensors)))]
+        left.sort(key=lambda item: item[0] not in self._static)  # from the end: what is dropped makes room
         failures = 0
         while left:
             try:
@@ -310,6 +317,8 @@ class OffloadEngine:
             self._add_offloaded(-self._offloaded_static_bytes)
         value = self._values[key]
         self._wait(value)
+        if key not in self._static:
+            value.tensors, value.pending = [], []
         in_memory = value.residence in (Residence.MEMORY, Residence.WRITING)
         if key not in self._static or value.stays or in_memory or part == len(value.tensors):
             return None

@@ -27,7 +27,8 @@ class Buckets:
     every size is not padded.
 
     Padding must not change the loss. Before the first step, a padded eager step is compared with an unpadded one for each
-    size, without dropout. If the loss or a gradient differs by more than rounding, a warning names it, and no batch is padded.
+    size, without dropout. If the loss, a gradient, a buffer or a further result of the same shape differs by more than rounding,
+    a warning names it, and no batch is padded. Nor is one where nothing can be compared.
     Dropout draws more numbers for a padded batch. Its steps are statistically equal to unpadded ones, and not bit-equal.
 
     Args:

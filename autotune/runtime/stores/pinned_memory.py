@@ -30,6 +30,9 @@ def allocate_pinned(cuda: Any, name: str, nbytes: int) -> tuple[Tensor, Callable
     slab = torch.frombuffer(pages, dtype=torch.uint8)
     status = int(cuda.cudart().cudaHostRegister(slab.data_ptr(), slab.nbytes, 0))
     if status:
+        if cuda is torch.cuda:
+            with contextlib.suppress(RuntimeError):  # the next kernel reports the failed call's error, and clears it
+                torch.ones(1, device="cuda")
         advice = (
             "the host's memory or the process's limit is too small; free memory, raise ulimit -l, or offload less"
             if status == _NO_MEMORY

@@ -139,9 +139,8 @@ def readme_rows(records: Mapping[str, dict[str, Any]]) -> list[str]:
     of_these = [pair for pair in pairs if pair.model in one_sided]
     one_sided_mean = ""
     if of_these:
-        one_sided_mean = (
-            f" ({geometric_mean(of_these):.2f} on {len(one_sided)} networks where plans alone ran in channels_last)"
-        )
+        networks = f"{len(one_sided)} network{'s' * (len(one_sided) != 1)}"
+        one_sided_mean = f" ({geometric_mean(of_these):.2f} on {networks} where plans alone ran in channels_last)"
     return [
         f"| time of our fastest plan that needs no more memory than plain PyTorch or a method: mean of {len(pairs)} on {compared} models | {geometric_mean(pairs):.2f} of its time{one_sided_mean} |",
         f"| the slowest of them, beside {worst.peer} on {worst.model} | {worst.ratio.middle:.2f} of its time |",

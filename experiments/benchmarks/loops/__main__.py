@@ -1,6 +1,6 @@
 """Run every loop in plain PyTorch and under a plan: equal, or refused clearly; write results/results.json and summary.md.
 
-`python -m experiments.benchmarks.loops [--only NAME...] [--group NAME...] [--failed]` takes about 6 minutes of process time for all.
+`python -m experiments.benchmarks.loops [--only NAME...] [--group NAME...] [--failed]` takes about 8 minutes of process time for all.
 """
 
 import argparse

@@ -26,6 +26,7 @@ def nvml(count: int = 1, **answers: Any) -> Callable[[], Any]:
         "nvmlDeviceGetTotalEccErrors": 0,
         "nvmlDeviceGetCurrentClocksThrottleReasons": 0x1,  # idle
         "nvmlDeviceGetPersistenceMode": 1,
+        "nvmlDeviceGetComputeMode": 0,
         "nvmlSystemGetCudaDriverVersion": 13000,
         "nvmlSystemGetDriverVersion": "580.1",
     }
@@ -102,6 +103,9 @@ def test_processes_that_a_container_hides_are_told_before_those_that_are_seen() 
     alone = gpu.check_processes(nvml(), torch())
     assert alone is not None
     assert alone.status == "ok"
+    slice_in_a_container = gpu.check_processes(nvml(nvmlDeviceGetMemoryInfo=NotSupported()), torch())
+    assert slice_in_a_container is not None
+    assert slice_in_a_container.detail == "unknown bytes in use, no other process runs on it"
 
 
 @pytest.mark.parametrize(
@@ -112,6 +116,7 @@ def test_processes_that_a_container_hides_are_told_before_those_that_are_seen() 
         ({"nvmlDeviceGetCurrentClocksThrottleReasons": 0x48}, "warn", "slowed by hardware and heat"),
         ({"nvmlDeviceGetCurrentClocksThrottleReasons": 0x04}, "ok", "no memory error"),  # its usual power limit
         ({"nvmlDeviceGetPersistenceMode": 0}, "warn", "unloads"),
+        ({"nvmlDeviceGetComputeMode": 3}, "bad", "only one process at a time"),
         ({name: NotSupported() for name in ("nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetPersistenceMode")}, "ok", ""),
     ],
 )

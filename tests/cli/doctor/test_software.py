@@ -1,8 +1,10 @@
 import dataclasses
+import json
 from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
 from autotune.cli.doctor import software
 from autotune.cli.doctor.software import TorchInfo
@@ -13,6 +15,21 @@ QUIET = TorchInfo("2.13.0+cpu", "", 0, "", (1.0,) * 20)
 @pytest.mark.parametrize(("version", "status"), [("2.11.0", "bad"), ("2.12.0", "ok"), ("2.14.0a0+git", "bad")])
 def test_only_versions_of_torch_that_are_tried_are_ok(version: str, status: str) -> None:
     assert software.check_torch(dataclasses.replace(QUIET, version=version, cuda="13.0")).status == status
+
+
+def test_a_full_gpu_does_not_hide_the_facts_about_torch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def refuse(*sizes: int, device: str) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch, "zeros", refuse)
+    monkeypatch.setattr("autotune.measure.device.probe.noise_seconds", lambda timer, seconds: (1.0,))
+    software.print_torch()
+    assert json.loads(capsys.readouterr().out) | {"version": "", "cuda": ""} == {
+        "version": "", "cuda": "", "gpus": 1, "gpu_meter": "", "noise_seconds": [1.0],
+    }  # fmt: skip
 
 
 @pytest.fixture

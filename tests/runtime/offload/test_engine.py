@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -285,6 +286,33 @@ def test_where_there_is_no_memory_for_one_weight_the_others_come_back_all_the_sa
         engine.abort()
     assert torch.equal(weights[1], torch.arange(500.0))
     assert updates == [0, 4000, 6000, 2000, 0]
+
+
+def test_a_weight_comes_back_where_only_the_failed_steps_values_stood_in_its_way():
+    weight, values = torch.arange(1000.0), list[Any]()
+
+    class Scarce:
+        def set_offloaded(self, nbytes: int) -> None:
+            pass
+
+        def allocate(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+            if any(value() is not None for value in values):
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            storage.resize_(nbytes)
+
+    engine = OffloadEngine(Memory(), {0: lambda: [weight]}, 2, Scarce())
+
+    def step() -> None:
+        value, sent = torch.ones(10), torch.ones(20)
+        values.extend((weakref.ref(value), weakref.ref(sent)))
+        engine.start_write(1, sent)
+        engine.start_write(0)
+        engine.finish_write(0)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError), engine:
+        step()
+    assert torch.equal(weight, torch.arange(1000.0))
 
 
 class Step:
