@@ -163,7 +163,8 @@ class UpdateCycle:
     def _note_infinities(self) -> None:
         """Let the scaler skip an update of infinite gradients that `before_update` received from another rank.
 
-        The scaler looked for them before, in this rank's own gradients. All ranks skip an update, or none does.
+        The scaler looked for them before, in this rank's own gradients. So all ranks skip an update, or none does, where
+        `before_update` passes infinities on, as an all-reduce does.
         """
         if self.scaler is None or not self.scaler.is_enabled() or self.optimizer is None:
             return

@@ -33,7 +33,7 @@ _PRECISIONS = (
 
 
 def _read_precision() -> tuple[str, list[str]]:
-    """Return the precision that `set_float32_matmul_precision` set, empty where a newer switch was used, and those of the newer ones."""
+    """Return the precision that `set_float32_matmul_precision` set, empty where a newer switch contradicts it, and those of the newer ones."""
     try:
         products = torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -45,7 +45,6 @@ def _set_precision(precision: tuple[str, list[str]]) -> None:
     products, newer = precision
     if products:
         torch.set_float32_matmul_precision(products)
-        return
     for place, each in zip(_PRECISIONS, newer, strict=True):
         torch._C._set_fp32_precision_setter(*place, each)
 

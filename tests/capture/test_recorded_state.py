@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 import time
+from abc import ABC
 from collections import UserDict
 from collections.abc import Callable
 from functools import partial
@@ -369,10 +370,18 @@ class Caches:
         return self.computed
 
 
+class Bias(ABC):  # noqa: B024 - abstract for its `__slots__` alone
+    """An object whose base has `__slots__`."""
+
+    @functools.cached_property
+    def shift(self) -> Tensor:
+        return torch.ones(4) * 3
+
+
 class WithCaches(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.caches = nn.Linear(8, 4), Caches()
+        self.layer, self.bias = nn.Linear(8, 4), Bias()
 
     @functools.cached_property
     def slope(self) -> Tensor:
@@ -380,16 +389,17 @@ class WithCaches(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         inspect.currentframe()
-        return self.layer(inputs) * mask(4) * self.slope
+        return self.layer(inputs) * mask(4) * self.slope + self.bias.shift
 
 
-@pytest.mark.filterwarnings("ignore:.*slope changes in the step")
+@pytest.mark.filterwarnings("ignore:.*(slope|shift) changes in the step")
 def test_caches_that_report_no_write_keep_no_tensor_of_the_capture():
     mask.cache_clear()
     workload, twin = make(WithCaches), make(WithCaches)
     with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch) as step:
         assert step._selector.first.recorded
         assert "slope" not in vars(workload.model)
+        assert not vars(workload.model.bias)
         assert torch.equal(mask(4), torch.arange(4) + 1.0)
         assert torch.equal(step(workload.batch), eager_step(twin)[0])
     caches = Caches()

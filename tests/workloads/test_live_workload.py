@@ -113,12 +113,13 @@ def test_switches_of_kernels_and_precision_go_with_the_workload(tmp_path: Path):
     try:
         cudnn.benchmark = True
         products.fp32_precision = "tf32"  # from here on PyTorch's older functions for it raise an error
+        cudnn.conv.fp32_precision = "ieee"
         torch.backends.cuda.enable_cudnn_sdp(False)
         save_workload(workload(), path)
-        cudnn.benchmark, products.fp32_precision = False, "ieee"
+        cudnn.benchmark, products.fp32_precision, cudnn.conv.fp32_precision = False, "ieee", "tf32"
         torch.backends.cuda.enable_cudnn_sdp(True)
         load_live_workload(path)
-        assert (cudnn.benchmark, products.fp32_precision) == (True, "tf32")
+        assert (cudnn.benchmark, products.fp32_precision, cudnn.conv.fp32_precision) == (True, "tf32", "ieee")
         assert not torch.backends.cuda.cudnn_sdp_enabled()
         assert "products tf32" in describe_kernels()
     finally:

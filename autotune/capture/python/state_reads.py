@@ -262,7 +262,7 @@ class Recorder:
         if isinstance(owner, nn.Module):
             tables = [attributes.get(table, {}) for table in ("_parameters", "_buffers", "_modules")]
             before = next((table[key] for table in tables if key in table), before)
-        elif before is MISSING and hasattr(type(owner), "__slots__"):
+        elif isinstance(inspect.getattr_static(type(owner), key, None), types.MemberDescriptorType):  # of `__slots__`
             self._active = False
             before = getattr(owner, key, MISSING)
             self._active = True

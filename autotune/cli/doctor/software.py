@@ -48,7 +48,7 @@ def print_torch() -> None:
 
     gpus, meter = torch.cuda.device_count(), ""
     if gpus:
-        with contextlib.suppress(RuntimeError):  # a full GPU: the check of its processes says so
+        with contextlib.suppress(torch.OutOfMemoryError):  # the check of its processes says who uses it
             torch.zeros(1, device="cuda")  # the driver lists a process once it computes
             meter = NvmlMeter().name
     noise = noise_seconds(device_timer("cpu"), _NOISE_SECONDS)
