@@ -19,9 +19,8 @@ def read(path: Path, *, alignment: int = 1) -> tuple[tuple[str, ...], Buffers]:
         ConfigError: The file or a row cannot be read; the message names the line.
     """
     try:
-        with path.open(
-            newline="", encoding="utf-8-sig"
-        ) as file:  # spreadsheets may begin a file with a byte-order mark
+        # spreadsheets may begin a file with a byte-order mark
+        with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
             if missing:

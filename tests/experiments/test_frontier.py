@@ -358,6 +358,12 @@ def test_a_peer_in_channels_last_runs_its_method_in_that_format_and_is_compared_
     assert model.bench.errors("eager channels_last", 1.0)["gradients"]["error"] == 0.1
 
 
+def limit_processes(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Let the machine have memory for so many processes of 1000 bytes."""
+    total = count * 1000 / run.MEMORY_SHARE + 1
+    monkeypatch.setattr(run.psutil, "virtual_memory", lambda: argparse.Namespace(total=total))
+
+
 def test_plans_of_nearly_the_same_estimate_are_not_timed_where_memory_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -370,8 +376,7 @@ def test_plans_of_nearly_the_same_estimate_are_not_timed_where_memory_is_short(
     }  # fmt: skip
     chosen = []
     for processes in (6, 5):
-        total = processes * 1000 / run.MEMORY_SHARE + 1
-        monkeypatch.setattr(run.psutil, "virtual_memory", lambda total=total: argparse.Namespace(total=total))
+        limit_processes(monkeypatch, processes)
         chosen.append(set(model.choose_plans(2)))
     assert chosen == [set(model.record["plans"]), {"ours aten a", "ours aten lowest"}]
 
@@ -388,8 +393,7 @@ def test_beside_peers_in_channels_last_plans_in_channels_last_are_timed_whatever
     }  # fmt: skip
     chosen = []
     for processes in (6, 4):
-        total = processes * 1000 / run.MEMORY_SHARE + 1
-        monkeypatch.setattr(run.psutil, "virtual_memory", lambda total=total: argparse.Namespace(total=total))
+        limit_processes(monkeypatch, processes)
         chosen.append((model.choose_plans(2), model.choose_plans(2, " channels_last")))
     both, alone = ["ours aten a", "ours aten lowest"], ["ours aten channels_last a"]
     assert chosen == [(both, alone + both), (both, alone)]

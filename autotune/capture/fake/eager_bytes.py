@@ -115,10 +115,7 @@ def count_workload_bytes(reference: str, arguments: Mapping[str, Any], loop: str
         workload = load_workload(reference, arguments, loop)
         try:
             return count_eager_bytes(workload)
-        except (
-            RuntimeError,
-            NotImplementedError,
-            TypeError,
-        ) as error:  # an op without a shape function, a branch on data
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            # an op without a shape function, or a branch on data
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             raise ConfigError(f"{reference}: the eager step cannot run on fake tensors: {reason}") from error

@@ -121,15 +121,24 @@ def _is_model_code(filename: str) -> bool:
 
 def refusal_of_change(change: Change) -> str:
     """Return why a change of the Python state that the next step reads is refused, and what to do instead."""
-    name, line = change.place.name, f" at {change.place.line}" if change.place.line else ""
+    fix = ""
     if isinstance(change.before, CONTAINERS):
         fix = "keep its content in a buffer and change that in place, or run one step in plain PyTorch first if it is a cache"
     elif change.before is None:
         fix = "run one step in plain PyTorch first if it is a cache, or change it between steps"
-    elif isinstance(change.after, torch.Tensor):
-        fix = f"change it in place: {name}.copy_(...)"
-    elif type(change.after) in (int, float):
-        fix = f"make it a buffer and change it in place, as in {name}.add_(1), or pass it in the batch as a tensor"
-    else:
-        fix = "change it between steps, or pass it in the batch as a tensor"
-    return f"{name} is changed in the step{line}, and a captured step does not repeat that for the next one; {fix}"
+    return describe_change(change.place.name, change.place.line, fix or suggest_fix(change.place.name, change.after))
+
+
+def suggest_fix(name: str, after: object) -> str:
+    """Return how a step may keep a value that it assigns to `name`, by the kind of the value."""
+    if isinstance(after, torch.Tensor):
+        return f"change it in place: {name}.copy_(...)"
+    if type(after) in (int, float):
+        return f"make it a buffer and change it in place, as in {name}.add_(1), or pass it in the batch as a tensor"
+    return "change it between steps, or pass it in the batch as a tensor"
+
+
+def describe_change(name: str, line: str, fix: str) -> str:
+    """Return the refusal of a change of `name`; `line` is the user's line, empty if it is not known."""
+    place = f" at {line}" if line else ""
+    return f"{name} is changed in the step{place}, and a captured step does not repeat that for the next one; {fix}"

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from autotune.capture.python.guards import Sources
+from autotune.capture.python.refusals import describe_change, suggest_fix
 from autotune.capture.python.state_places import is_same
 from autotune.errors import CaptureError
 from autotune.workloads.factory import innermost_user_line
@@ -314,16 +315,11 @@ def _is_as_before(effect: SideEffect, sources: Sources) -> bool:
 
 
 def _refusal(effect: SideEffect, sources: Sources) -> str:
-    name, line = sources.spell(effect.source), f" at {effect.line}" if effect.line else ""
-    if effect.container:
-        fix = "keep its content in a buffer and change that in place"
-    elif isinstance(effect.after, torch.Tensor):
-        fix = f"change it in place: {name}.copy_(...)"
-    elif type(effect.after) in (int, float):
-        fix = f"make it a buffer and change it in place, as in {name}.add_(1), or pass it in the batch as a tensor"
-    else:
-        fix = "change it between steps, or pass it in the batch as a tensor"
-    return f"{name} is changed in the step{line}, and a captured step does not repeat that for the next one; {fix}"
+    name = sources.spell(effect.source)
+    fix = (
+        "keep its content in a buffer and change that in place" if effect.container else suggest_fix(name, effect.after)
+    )
+    return describe_change(name, effect.line, fix)
 
 
 @contextmanager
