@@ -174,11 +174,11 @@ class CompiledRegion:
                     self._finish(traced)
                     examples = [node.meta["val"] for node in traced.graph.find_nodes(op="placeholder")]
                     return compile_fx_inner(traced, examples, is_inference=True)
-            except (CppCompileError, InvalidCxxCompiler) as error:
-                _pass_on_lack_of_memory(error)
-                raise ConfigError(_explain_compiler(str(error))) from error
             except Exception as error:  # inductor raises dozens of its own exceptions
                 _pass_on_lack_of_memory(error)
+                cause = getattr(error, "inner_exception", error)  # inductor wraps what its compiler raises
+                if isinstance(cause, (CppCompileError, InvalidCxxCompiler)):
+                    raise ConfigError(_explain_compiler(str(cause))) from error
                 reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
                 raise CaptureError(
                     f"inductor cannot compile {self.__name__} ({len(self.region.calls)} ops): {reason}; use --kernels aten"

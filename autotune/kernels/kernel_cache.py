@@ -64,7 +64,7 @@ def kernel_directory() -> Path:
 
 
 def compiler_directory() -> Path:
-    """Return inductor's directory for this torch, Python and CPU: the keys of its files contain none of them."""
+    """Return inductor's directory for this torch, Python and CPU, because the names of inductor's files do not depend on them."""
     text = repr((torch.__version__, sys.version, _cpu()))
     return kernel_directory() / "inductor" / hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch._inductor.exc import CppCompileError
+from torch._inductor.exc import CppCompileError, InductorError, InvalidCxxCompiler
 
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError
@@ -192,12 +192,22 @@ def test_inductors_files_are_of_one_torch_and_one_cpu(cache: Path, monkeypatch: 
     assert {directory.parent for directory in directories} == {cache / "inductor"}
 
 
-def test_what_the_c_compiler_lacks_is_named(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (
+            CppCompileError(["g++"], "a.cpp:1:10: fatal error: Python.h: No such file"),
+            r"error: Python\.h.*; install Python's headers",
+        ),
+        (InvalidCxxCompiler(), r"No working C\+\+ compiler found.*; install or repair g\+\+, or use --kernels aten"),
+    ],
+)
+def test_what_the_c_compiler_lacks_is_named(cause: Exception, words: str, monkeypatch: pytest.MonkeyPatch):
     def fail(region: CompiledRegion) -> Any:
-        raise CppCompileError(["g++"], "main.cpp:1:10: fatal error: Python.h: No such file or directory")
+        raise InductorError(cause, None) from cause
 
     monkeypatch.setattr(CompiledRegion, "_trace", fail)
-    with pytest.raises(ConfigError, match=r"fatal error: Python\.h: No such file.*; install Python's headers"):
+    with pytest.raises(ConfigError, match=words):
         make_regions()[0]._generate()
 
 

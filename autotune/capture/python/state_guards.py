@@ -138,7 +138,7 @@ class StateGuards:
         self._check = scope["check"]
 
     def _name_values(self, scope: dict[str, Any]) -> list[str]:
-        """Return conditions on the present values, which the scope gets by the names in the conditions."""
+        """Return conditions that each value is the present one; `scope` gets these values, by the names in the conditions."""
         conditions = []
         for number, (place, frozen) in enumerate(self._entries):
             conditions += frozen.conditions(f"{number}", place, scope)

@@ -98,7 +98,7 @@ class StateReads:
         self.clear_caches()
 
     def clear_caches(self) -> None:
-        """Empty each cache that the step filled, because it holds tensors without data."""
+        """Empty each cache that the step filled, because it holds fake tensors."""
         for function, misses in self.caches.values():
             if function.cache_info().misses > misses:
                 function.cache_clear()
