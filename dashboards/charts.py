@@ -18,6 +18,7 @@ from autotune.report.charts import (
     PURPLE,
     SKY,
     VERMILION,
+    YELLOW,
     PointKind,
     TrialPoint,
     front_points,
@@ -47,7 +48,7 @@ NIGHT_COLOURS = {
 }  # fmt: skip
 CLAIM_COLOURS = {
     ClaimVerdict.REPRODUCED: GREEN, ClaimVerdict.RATIOS: BLUE, ClaimVerdict.BOUND: SKY, ClaimVerdict.NOT_REPRODUCED: VERMILION,
-    ClaimVerdict.NOT_COMPARABLE: GREY,
+    ClaimVerdict.UNDECIDED: YELLOW, ClaimVerdict.NOT_COMPARABLE: GREY,
 }  # fmt: skip
 
 

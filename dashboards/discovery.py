@@ -44,6 +44,8 @@ def find_runs(root: Path) -> RunIndex:
         is_run = depth > 0 and begun and not is_entry
         entries += [path] if is_entry else []
         runs += [path] if is_run else []
+        links = [path / name for name in subdirectories if (path / name).is_symlink()]
+        runs += [link for link in links if RunDir(link).trials.exists()]  # os.walk follows no link
         is_leaf = is_run or depth == MAX_DEPTH
         subdirectories[:] = (
             [] if is_leaf else [name for name in subdirectories if name not in SKIPPED and not name.startswith(".")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import ConfigError
 from autotune.records.tracking_address import mask_secrets, sqlite_file
-from autotune.report.mlflow_store import MLFLOW_VIEW, connect, store_errors, tracking_uri
+from autotune.report.mlflow_store import BEST_TRIAL, MLFLOW_VIEW, connect, store_errors, tracking_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -82,5 +82,9 @@ def _from_run(run: "Run") -> LoggedStudy:
         device=f"{tags.get('device.silicon', '?')}, {tags.get('device.cores', '?')} cores",
         budget=run.data.params.get("budget", "?"),
         started=(run.info.start_time or 0) / 1000,
-        best={key.removeprefix("best_"): value for key, value in metrics.items() if key.startswith("best_")},
+        best={
+            key.removeprefix("best_"): value
+            for key, value in metrics.items()
+            if key.startswith("best_") and BEST_TRIAL in tags
+        },
     )

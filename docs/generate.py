@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -373,9 +374,11 @@ def claims_page() -> str:
         f"{HEADER}# Published claims",
         "Claims of papers and issues beside our numbers. *Reproduced* means: equal within the tolerance, a tenth for times. "
         "*Ratios reproduced* means: equal within it, but not on their hardware, or counted in another way. *Bound kept* means: "
-        "the published number is a bound, such as a cost, and ours is better than it without being near it. *Not comparable* gives its reason. Conditions and tolerances are in "
-        "`experiments/claims/NAME/results/result.json`. `autotune reproduce NAME` regenerates a row. The commit is the "
-        "one that recorded the figure.",
+        "the published number is a bound, such as a cost, and ours is better than it without being near it. Of a measured overhead "
+        "the whole 95 % interval must agree or keep the bound, or lie beyond it; otherwise it is *not decided*. *Not comparable* "
+        "gives its reason; there a published number may be missing. Conditions and tolerances are in "
+        "`experiments/claims/NAME/results/result.json`. `autotune reproduce NAME` regenerates a row. The commit is that of the "
+        "code that computed or measured the figure.",
         f"{claims.count_verdicts(results)}.",
     ]
     for title, is_headline in (("Headlines", True), ("All other claims", False)):
@@ -397,7 +400,10 @@ def claim_cells(name: str, claim: claims.Claim) -> list[str]:
     (row,) = claims.claim_rows({name: [claim]})
     folder = EXPERIMENTS / "claims" / name
     part = "measured" if claim.kind == "measured" else "simulated"
-    origin = origin_of(folder / claims.RESULT, claims.read_origins(folder).get(part))
+    origins = claims.read_origins(folder)
+    # without facts of any part, the commit that recorded the file is the nearest that is known
+    missing = {"commit": "not recorded", "date": "not recorded"} if origins else None
+    origin = origin_of(folder / claims.RESULT, origins.get(part, missing))
     place = re.search(r" on (.{3,40}?), cores", claim.conditions)
     machine = place[1] if place else "not recorded" if claim.kind == "measured" else "any"
     address, paper = claims.link_source(claim.source), claims.link_paper(claim.source)
@@ -469,13 +475,14 @@ def coverage_page() -> str:
         "Models that were tried, each in a tiny configuration: four training steps under two plans beside plain eager. Losses, parameters, "
         "buffers, optimizer state and the generator are compared bit by bit. The first plan has the lowest peak that the planners reach. "
         "The second fits 65 % of eager's bytes, or lies halfway to the lowest peak where that is more.",
-        "The lowest peak is a share of eager's peak, weights and optimizer state included. Its bytes are predicted, and measured "
-        "by torch's profiler. Planning is process time. A tiny model has few activations beside its weights, so a large one reaches "
+        "The lowest peak is a share of eager's peak, weights and optimizer state included. Its bytes are predicted, and what the step "
+        "allocates is measured by torch's profiler; weights, state and batch are those of the graph in both. Planning is process time. A tiny model has few activations beside its weights, so a large one reaches "
         "lower shares. *Follows data* marks models whose method depends on numbers, such as routing or matching: those of the batch, the weights or the "
         "generator.",
         "\n".join(coverage.counts(document)),
         "\n".join(coverage.rows(document)),
-        f"Measured on {origin.machine} with {coverage.versions(document)}, {origin.date}: `{document['command']}`.",
+        f"Measured on {origin.machine} with {coverage.versions(document)}, {origin.date}: `{document['command']}`. "
+        f"{count_commits(document['models'])}",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -494,9 +501,19 @@ def loops_page() -> str:
         "optimizer state, and the random generator at the end. *Refused* is an error that names the cause, with equal bits until then. "
         "*Warned* is a Python change in forward that a plan does not repeat; a warning names it with its line.",
         "\n".join(loops.tables(document)).rstrip(),
-        f"Measured on {origin.machine} with {versions}, {origin.date}: `{document['command']}`.",
+        f"Measured on {origin.machine} with {versions}, {origin.date}: `{document['command']}`. {count_commits(document['loops'])}",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def count_commits(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a sentence with the number of commits at which the rows were measured; the command repeats only some of them."""
+    commits = Counter(str(row["commit"]) for row in rows.values())
+    latest = max(commits.values())
+    return (
+        f"The rows were measured at {len(commits)} commits, at most {latest} of {len(rows)} at one: a change of the code may have changed "
+        "the others since."
+    )
 
 
 PAGES: Mapping[str, Callable[[], str]] = {

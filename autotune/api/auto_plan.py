@@ -130,6 +130,8 @@ class AutoPlan:
             if (file := _read_cached(cached, graph)) is not None:  # another process tuned meanwhile
                 return file
             with self._lock_run(self._run_dir(type(workload.model).__name__, key)):
+                if (file := _read_cached(cached, graph)) is not None:  # so did one on another host
+                    return file
                 return self._tune(workload, graph, key, cached)
 
     def _tune(self, workload: "Workload", graph: "TrainGraph", key: str, cached: Path) -> PlanFile:

@@ -21,7 +21,7 @@ from autotune.records.json_codec import from_json
 from autotune.records.measurement import Measurement
 from autotune.records.plan_file import PlanFile, match_plan
 from autotune.records.request import keep_stores
-from autotune.records.run_dir import RunDir, find_runs_dir, remove_empty_run, resume_command
+from autotune.records.run_dir import RESERVED_NAMES, RunDir, find_runs_dir, remove_empty_run, resume_command
 from autotune.records.trial import load_trials
 from autotune.study.events import Event, Logged, Preparing, Progress, Ready
 from autotune.study.interrupts import interrupt_on_signals
@@ -234,7 +234,9 @@ def read_baseline(run_dir: Path) -> tuple[Measurement, Device] | None:
         measurement = next((trial.measurement for trial in load_trials(files.trials)), None)
     except (OSError, ValueError, ConfigError):
         return None  # the study reads the trials again, and names what is wrong with them
-    return None if measurement is None else (measurement, device)
+    if measurement is None:
+        return None
+    return measurement, measurement.device or device  # the file has the device of the latest session
 
 
 def run_tracked(
@@ -255,9 +257,10 @@ def run_tracked(
     from autotune.report.html import write_report
     from autotune.report.mlflow_log import Tracker
     from autotune.study import session as study
+    from autotune.study.recorded_run import read_session_end
 
     tracker = tracker or Tracker(config, run_dir)
-    received = 0
+    received: int | None = None
     is_ready = False
 
     def notify(event: Event) -> None:
@@ -279,6 +282,8 @@ def run_tracked(
     finally:
         # before that the study may be refused, and the records may be of another study, or of one that another process runs
         if is_ready:
+            if RunDir(run_dir).study.exists():  # an error may have ended the search, too
+                received = read_session_end(run_dir, len(load_trials(RunDir(run_dir).trials))).get("interrupted")
             if message := tracker.finish(interrupted=received):
                 progress(Logged(message))
             if config.optuna_storage is not None and RunDir(run_dir).trials.exists():
@@ -387,6 +392,8 @@ def choose_run_dir(config: Config, name: str | None) -> Path:
         raise ConfigError(
             f"name {name!r}: give a plain name, neither empty nor a path; it becomes a directory in {config.runs}"
         )
+    if name in RESERVED_NAMES:
+        raise ConfigError(f"name {name!r}: {config.runs}/{name} has records of another kind; give another name")
     if len(os.fsencode(name)) > MAX_NAME_BYTES:
         raise ConfigError(f"name {name[:40]!r}...: {len(os.fsencode(name))} bytes; give at most {MAX_NAME_BYTES}")
     return Path(config.runs) / name

@@ -8,7 +8,7 @@ import typer
 
 from autotune.cli.options import DeviceOption, Json, Stores, Verbose, parse_pairs
 
-devices = typer.Typer(no_args_is_help=True)
+devices = typer.Typer()
 
 
 @devices.command("probe", short_help="Write a profile of this device.")

@@ -21,6 +21,7 @@ _FILE_ERRORS = {
     errno.EDQUOT: "free space there, or name another place",
     errno.ENOTDIR: "a part of the path is a file; name another place",
     errno.EISDIR: "name a file",
+    errno.EEXIST: "name a directory",
     errno.ENAMETOOLONG: "give a shorter name",
     errno.ELOOP: "name another place",
     errno.EIO: "check the disk, or name another place",

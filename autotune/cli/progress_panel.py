@@ -52,7 +52,7 @@ BUSY_RATIO = 1.5
 def show_progress(config: Config) -> Iterator[Progress]:
     """Open a listener that shows the events of a study for the time of a `with` block."""
     state = _StudyState(config)
-    if not sys.stderr.isatty():
+    if not (sys.stderr.isatty() and _shows_panels()):
         with _repeat_activity(state):
             yield lambda event: _print_event(state, event)
         return
@@ -69,6 +69,13 @@ def show_progress(config: Config) -> Iterator[Progress]:
             print_note(line)
         if state.warning:  # the panel, which showed it, is gone
             print_note(f"warning: {state.warning}")
+
+
+def _shows_panels() -> bool:
+    """Return whether rich shows a panel on standard error; a dumb terminal, such as an editor's, shows none."""
+    from rich.console import Console
+
+    return Console(stderr=True).is_interactive
 
 
 @contextlib.contextmanager

@@ -18,8 +18,8 @@ from autotune.fleet.messages import CallProgress, FleetCall, FleetReply, decode_
 
 SILENCE_SECONDS = 60.0
 """Time without a sign of life after which a far end counts as lost; it sends one every few seconds."""
-START_SECONDS = 3600.0
-"""Maximum time until the first sign of life: a job system may let the command wait for a node."""
+START_SECONDS = 24 * 3600.0
+"""Maximum time until the first sign of life: a job system may let the command wait for a node. Its end is noticed at once."""
 CLOSE_SECONDS = 3.0
 """Time in which a command may end by itself after its input was closed; then it is killed."""
 DETAIL_LINES = 3

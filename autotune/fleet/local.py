@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +74,7 @@ def open_harness(config: Config, log_dir: Path | None = None, profile_cache: Pat
     Without `log_dir` its logs are temporary. Costs of ops are cached in `runs` unless `profile_cache` names a file.
     """
     from autotune.measure.harness import Harness
-    from autotune.measure.scratch import Scratch
+    from autotune.measure.scratch import Scratch, temporary_root
     from autotune.measure.spec import Spec
 
     if config.kernels == "any":
@@ -85,7 +84,7 @@ def open_harness(config: Config, log_dir: Path | None = None, profile_cache: Pat
     with contextlib.ExitStack() as stack:
         spec = Spec(
             workload=config.ref,
-            log_dir=log_dir or stack.enter_context(Scratch(Path(tempfile.gettempdir()), "autotune-session-")).path,
+            log_dir=log_dir or stack.enter_context(Scratch(temporary_root(), "autotune-session-")).path,
             stores=stores,
             device_kind=config.device,
             memory_format=config.memory_format,

@@ -7,7 +7,7 @@ from pathlib import Path
 from autotune.errors import DeviceRefusedError
 from autotune.fleet.messages import DevicePromise, NodeFacts, code_identity
 from autotune.records.device import Device
-from autotune.records.speed_environment import format_cpus, speed_variables
+from autotune.records.speed_environment import AFFINITY, format_cpus, list_changes, speed_variables
 from autotune.units import fmt_bytes
 
 MEMORY_TOLERANCE = 0.05
@@ -90,6 +90,12 @@ def check_same_device(
                 f"{host} of class {device_class} has {name} {ours}, the class's first device has {theirs}, and "
                 f"measurements of both cannot be compared; make the nodes equal, or make two classes{upgrade}"
             )
+    changes = [each for each in list_changes(first.environment, device.environment) if not each.startswith(AFFINITY)]
+    if changes:
+        raise DeviceRefusedError(
+            f"{host} of class {device_class} runs with other settings than the class's first device: {'; '.join(changes)}; "
+            f"set them by `environment` of the class{upgrade}"
+        )
     if abs(device.memory_bytes - first.memory_bytes) > MEMORY_TOLERANCE * first.memory_bytes:
         raise DeviceRefusedError(
             f"{host} of class {device_class} has {fmt_bytes(device.memory_bytes)} of memory, the class's first device has "

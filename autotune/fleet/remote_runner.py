@@ -5,9 +5,10 @@ which costs the trial in flight and one `prepare`. A plan that takes several dev
 """
 
 import math
+import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -200,6 +201,12 @@ class RemoteRunner:
             self._prepared = prepared
         else:
             check_same_device(name, host, prepared.device, self._prepared.device)
+            if prepared.baseline_fits != self._prepared.baseline_fits:
+                ours, theirs = ("fits" if each.baseline_fits else "does not fit" for each in (prepared, self._prepared))
+                raise DeviceRefusedError(
+                    f"plain PyTorch {ours} on {host} of class {name}, and {theirs} on the device before it, so their times "
+                    f"cannot be compared; free memory on {host}, or take it out of the class"
+                )
             if prepared.graph.digest != self._prepared.graph.digest:
                 ours, theirs = prepared.graph.digest[:8], self._prepared.graph.digest[:8]
                 raise DeviceRefusedError(
@@ -238,7 +245,7 @@ class RemoteRunner:
             return
         seconds = math.inf if self._prepared is None else self.wait_until - time.monotonic()
         try:
-            with expire_after(seconds):
+            with self._limit_wait(seconds):
                 self._open()
         except FarEndLostError:
             raise
@@ -250,6 +257,34 @@ class RemoteRunner:
                     "start one, or give more time"
                 ) from None
             raise
+
+    @contextmanager
+    def _limit_wait(self, seconds: float) -> Iterator[None]:
+        """Raise Expired after so many seconds, also outside of the main thread: there the channel is closed, which ends its wait."""
+        if threading.current_thread() is threading.main_thread() or not math.isfinite(seconds):
+            with expire_after(seconds):
+                yield
+            return
+        is_done, is_expired = threading.Event(), threading.Event()
+
+        def watch() -> None:
+            if is_done.wait(max(seconds, 0.0)):
+                return
+            is_expired.set()
+            while self._channel is None and not is_done.wait(0.1):
+                pass
+            if not is_done.is_set():
+                self.close()
+
+        threading.Thread(target=watch, daemon=True).start()
+        try:
+            yield
+        except BaseException:
+            if is_expired.is_set():
+                raise Expired from None
+            raise
+        finally:
+            is_done.set()
 
     def _open(self) -> None:
         self._refuse_if_aborted()

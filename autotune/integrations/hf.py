@@ -138,6 +138,8 @@ class PlannedTrainerMixin:
         if return_outputs or not model.training or not torch.is_grad_enabled():
             if torch.is_grad_enabled():  # not the loss of an evaluation
                 self._unplanned = _explain_unplanned(model)
+            if self._planned_loss is not None:
+                self._planned_loss.release_memory()  # an evaluation needs memory of its own
             return _class_loss(self)(self, model, inputs, return_outputs, num_items_in_batch)
         if isinstance(num_items_in_batch, int):
             num_items_in_batch = torch.tensor(num_items_in_batch)  # a number would be a constant of the plan

@@ -22,6 +22,7 @@ try:
     import lightning.pytorch as pl
     from lightning.pytorch import strategies
     from lightning.pytorch.plugins import precision as plugins
+    from lightning.pytorch.utilities.model_helpers import is_overridden
 except ImportError as error:
     raise ImportError(f"autotune.integrations.lightning needs lightning; {install_command('lightning')}") from error
 
@@ -29,6 +30,8 @@ STRATEGIES = (strategies.SingleDeviceStrategy, strategies.DDPStrategy)
 """Strategies whose training equals that without a plan."""
 PRECISIONS = (plugins.Precision, plugins.MixedPrecision, plugins.HalfPrecision, plugins.DoublePrecision)
 """Precision plugins whose training equals that without a plan."""
+_PACKAGES = ("lightning.", "autotune.")
+"""Beginnings of the modules of callbacks that read no gradients."""
 MIXED_PRECISIONS = ("bf16-mixed", "16-mixed")
 """Values of the Trainer's `precision` that run the step under autocast."""
 TRUE_PRECISIONS = ("32-true", "64-true", "bf16-true", "16-true")
@@ -124,6 +127,21 @@ class PlanCallback(pl.Callback):
             **self._options,
         )
 
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Clear the gradients of the step before; Lightning does so only after the plan has computed the new ones."""
+        is_first = pl_module.automatic_optimization and batch_idx % trainer.accumulate_grad_batches == 0
+        if self._method is not None and is_first and not _uses_gradients_again(trainer, pl_module):
+            groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+            for parameter in (parameter for group in groups for parameter in group["params"]):
+                parameter.grad = None
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Release the memory that the plan keeps between steps; a validation needs its own."""
+        if self._method is not None:
+            self._method.planned.release_memory()
+
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Restore the module's method."""
         self._stop()
@@ -139,7 +157,12 @@ class PlanCallback(pl.Callback):
 
 
 def workload(
-    module: pl.LightningModule, batch: Any, loss: str = "training_step", *, precision: str = "32-true"
+    module: pl.LightningModule,
+    batch: Any,
+    loss: str = "training_step",
+    *,
+    precision: str = "32-true",
+    unpack: bool = False,
 ) -> Workload:
     """Return the step that `PlanCallback` plans, for `autotune.tune` and for the factory of `autotune tune`.
 
@@ -147,6 +170,7 @@ def workload(
         module: A module for tuning only: what it logs is dropped.
         batch: A batch as its method receives it.
         loss: Name of the method, as for `PlanCallback`.
+        unpack: True if `batch` is the tuple of all arguments of the method, such as `(real, noise)`.
         precision: The Trainer's `precision`, because autocast is part of the step. With "bf16-true" and the like, pass a
             converted module and batch, and set torch's default dtype in the factory if the step creates tensors without one.
 
@@ -171,7 +195,7 @@ def workload(
     _refuse_module(module, loss)
     loss_fn = MethodLoss(type(module), loss)
     loss_fn.recorder.install(module)
-    batch = loss_fn.split_arguments((batch, 0), {})
+    batch = loss_fn.split_arguments(tuple(batch) if unpack else (batch, 0), {})
     if precision in TRUE_PRECISIONS:
         return Workload(module, loss_fn, None, batch)
     is_cuda = any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in pytree.tree_leaves(batch))
@@ -186,6 +210,14 @@ def _scale(trainer: pl.Trainer, module: pl.LightningModule, one: torch.Tensor) -
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     gradient = one if scaler is None else scaler.scale(one)
     return gradient / trainer.accumulate_grad_batches if module.automatic_optimization else gradient
+
+
+def _uses_gradients_again(trainer: pl.Trainer, module: pl.LightningModule) -> bool:
+    """Return True if code of the user may read or keep the gradients until Lightning clears them."""
+    own = [callback for callback in trainer.callbacks if not type(callback).__module__.startswith(_PACKAGES)]  # type: ignore[attr-defined]
+    hooks = "on_train_batch_start", "on_before_zero_grad"
+    reads = any(is_overridden(hook, callback, pl.Callback) for hook in hooks for callback in own)
+    return reads or any(is_overridden(hook, module) for hook in (*hooks, "optimizer_zero_grad"))
 
 
 def _refuse_trainer(trainer: pl.Trainer) -> None:

@@ -152,7 +152,10 @@ class PlannedMethod:
         self.planned.close()
 
     def _call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if module is not self._module or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or module is not self._module:
+            return self._original(module, *args, **kwargs)
+        if not torch.is_grad_enabled():
+            self.planned.release_memory()  # an evaluation needs memory of its own
             return self._original(module, *args, **kwargs)
         batch = self._loss.split_arguments(args, kwargs)
         # a plan that tunes itself sends the module elsewhere, without the trainer behind this method

@@ -192,6 +192,8 @@ class Child:
             where = "its memory limit" if self.limit == LimitKind.CGROUP else "the machine's memory"
             return ChildError(Outcome.OUT_OF_MEMORY, f"killed by the kernel: over {where}")
         reason = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if code == -signal.SIGKILL:
+            reason += " from outside, as systemd-oomd or earlyoom do where memory is short"
         outcome = Outcome.OUT_OF_MEMORY if reports_no_memory(last_lines) else Outcome.CRASHED
         return ChildError(outcome, self._with_log(reason))
 

@@ -64,9 +64,9 @@ class TimedSide:
         """Time of each step so far."""
         return [seconds for block in self.blocks for seconds in block.seconds]
 
-    def begin(self) -> None:
+    def begin(self, *, rests: bool = True) -> None:
         """Make the process ready to be timed; ChildError where the plan computes other bits than expected."""
-        self.ask(BeginTiming(self.plan))
+        self.ask(BeginTiming(self.plan, rests))
         if self.expected is not None:
             digests = self.ask(TimedDigestsRequest()).digests
             names = [*self.expected, *(name for name in digests if name not in self.expected)]
@@ -148,7 +148,7 @@ def time_beside_eager(
     that cannot reach it. After `patience_seconds` no further block begins. `counters` reads the machine's load before the
     first block and after the last one. A failure of eager is recorded, a failure of the plan raises ChildError.
     """
-    plan.begin()
+    plan.begin(rests=rests)
     if eager is not None:
         eager.tolerate(eager.begin)
     begin, before = time.monotonic(), counters()

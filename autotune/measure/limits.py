@@ -22,6 +22,8 @@ class LimitKind(StrEnum):
 
 
 _ROOT = Path("/")
+_PARALLEL_ELEMENTS = 2**15
+"""Elements of a tensor for each thread that torch uses."""
 _NO_MEMORY_TEXTS = (
     "can't allocate memory",
     "cannot allocate memory",
@@ -35,6 +37,7 @@ _NO_MEMORY_TEXTS = (
     "cudnn_status_internal_error_host_allocation_failed",
     "cusolver_status_alloc_failed",
     "cufft_alloc_failed",
+    "thread creation failed",  # libgomp, where a limit leaves no room for a stack
 )
 
 
@@ -48,6 +51,20 @@ def limit_cgroup(cgroup: Cgroup, nbytes: int) -> None:
         swap, no_swap = cgroup.path / "memory.swap.max", "0"
     if swap.exists():  # a kernel may be built without swap accounting
         swap.write_text(no_swap, encoding="utf-8")
+
+
+def start_threads(count: int | None) -> None:
+    """Start torch's threads, `count` of them or by default as many as torch has.
+
+    The emulated limit counts the whole stack that is reserved for each thread, of which a thread uses little. Stacks that
+    exist when the limit is set are no part of it.
+    """
+    import torch
+
+    usual = torch.get_num_threads()
+    torch.set_num_threads(max(count or 0, usual))
+    torch.zeros(_PARALLEL_ELEMENTS * torch.get_num_threads()).add_(1)
+    torch.set_num_threads(usual)
 
 
 def limit_data(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from autotune.records.machine_load import MachineLoad
 
-_BUSY, _STOLEN = (0, 1, 2, 5, 6), 7
-"""Columns of a CPU in /proc/stat: user, nice, system, irq and softirq; steal."""
+_BUSY, _STOLEN = (0, 1, 2), 7
+"""Columns of a CPU in /proc/stat: user, nice and system; steal. Interrupts are left out: a plan that offloads causes its own."""
 _DISK_FAULTS, _OWN_TICKS = 9, slice(11, 13)
 """Fields of /proc/PID/stat behind the command: major faults; user and system time."""
 PROC = Path("/proc")

@@ -201,6 +201,8 @@ class BeginTiming(Expects[Done]):
 
     plan: Plan | None = None
     """None: plain eager steps."""
+    rests: bool = True
+    """True to return the memory until the first block: another process runs before it."""
 
 
 @dataclass(frozen=True, slots=True)

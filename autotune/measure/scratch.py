@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
+from autotune.runtime.stores.slab_file import is_in_memory
+
 
 class Scratch:
     """Temporary directory that is locked while its process lives, however that ends."""
@@ -37,6 +39,16 @@ class Scratch:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
             self._lock = -1
+
+
+def temporary_root() -> Path:
+    """Return the directory of temporary files: the system's, or `/var/tmp` where that one lies in memory.
+
+    Results of eager steps are compared through files. In memory they would count as memory of the steps. `TMPDIR` is kept.
+    """
+    usual, on_disk = Path(tempfile.gettempdir()), Path("/var/tmp")
+    may_replace = "TMPDIR" not in os.environ and os.access(on_disk, os.W_OK | os.X_OK)
+    return on_disk if may_replace and is_in_memory(usual) and not is_in_memory(on_disk) else usual
 
 
 def remove_dead(parent: Path, prefix: str) -> None:

@@ -72,7 +72,7 @@ class EntrySession:
         damaged = self.home.reconcile()
         self.champion = self.home.read(self.home.champion)
         self.pending = self.home.read(self.home.challenger)
-        self.nights = good_nights(self.home.history(), _identity(self.champion))
+        self.nights = self.recorded_nights = good_nights(self.home.history(), _identity(self.champion))
         self.conditions = Conditions()
         pending, champion = _identity(self.pending), _identity(self.champion)
         self.result = NightRecord(
@@ -256,7 +256,7 @@ class EntrySession:
         """Return the failure or the bytes that speak against the plan, however busy the machine was; empty for none."""
         if rounds.plan_error:
             return rounds.plan_error
-        before = record_bytes(self.nights)
+        before = record_bytes(self.recorded_nights)
         if rounds.charged_bytes is not None and is_memory_regression(rounds.charged_bytes, before):
             return f"charged {format_percent(rounds.charged_bytes / max(before))} vs. its record"
         return ""
@@ -267,10 +267,13 @@ class EntrySession:
         verdict, detail = NightVerdict.SAME, ""
         if rounds.failed is not None:
             verdict, detail = NightVerdict.INCONCLUSIVE, rounds.error
-        elif not self.nights:
+        elif not self.recorded_nights:
             verdict, detail = NightVerdict.NEW, "first night of this champion"
         elif not self.timed_nights:
-            verdict, detail = NightVerdict.NEW, "no night before was undisturbed: its times are compared with none"
+            cause = "was undisturbed" if self.nights else "is alike, with a measurement of eager or without one"
+            detail = f"no night before {cause}: its times are compared with none"
+            # on a machine that is always busy a slower champion would pass for a new one every night
+            verdict = NightVerdict.INCONCLUSIVE if self.conditions.disturbed else NightVerdict.NEW
         elif (comparison := self.compare(rounds)).standing is not Standing.SAME:
             limit = format_percent(1 + self.options.slower)
             detail = f"time {comparison.change} vs. its record: {limit} cannot be excluded in the time of this entry"
@@ -279,7 +282,9 @@ class EntrySession:
 
     def report_regression(self, detail: str, first: Cause | None = None) -> None:
         """Record a regression with its causes, `first` before those that the changed conditions suggest."""
-        causes, explanation = diagnose(self.conditions, self.nights[-1].conditions if self.nights else None)
+        causes, explanation = diagnose(
+            self.conditions, self.recorded_nights[-1].conditions if self.recorded_nights else None
+        )
         if first is not None:
             causes = [first, *(cause for cause in causes if cause is not Cause.DEVICE)]
         self.result = replace(

@@ -144,6 +144,10 @@ class RunDir:
         return self.config, self.trials, self.graph, self.costs, self.device, self.plan, self.study
 
 
+RESERVED_NAMES = frozenset({"devices", "fleet", "logs", "mlruns", "nightly", "plans"})
+"""Names in a directory of runs that no run can have: they are those of other records."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunsDir:
     """Paths of the files that all runs of one `runs` directory share."""

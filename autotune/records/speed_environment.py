@@ -3,13 +3,15 @@
 import os
 from collections.abc import Mapping
 
-PREFIXES = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_")
-"""Prefixes of the environment variables that thread libraries read."""
+PREFIXES = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "ATEN_CPU_")
+"""Prefixes of the environment variables that choose threads or kernels."""
 NOT_SET = "not set"
+AFFINITY = "CPU affinity"
+"""Name of the setting with the numbers of the usable CPUs."""
 
 
 def speed_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that thread libraries read, by name.
+    """Return the variables that choose threads or kernels, by name.
 
     >>> speed_variables({"OMP_NUM_THREADS": "4", "HOME": "/root"})
     {'OMP_NUM_THREADS': '4'}
@@ -23,7 +25,7 @@ def read_speed_environment(threads: int, interop_threads: int) -> dict[str, str]
         **speed_variables(),
         "torch threads": str(threads),
         "torch interop threads": str(interop_threads),
-        "CPU affinity": format_cpus(os.sched_getaffinity(0)),
+        AFFINITY: format_cpus(os.sched_getaffinity(0)),
     }
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,6 +78,8 @@ class ClaimVerdict(StrEnum):
     """The ratios of the figures agree; the figures themselves come from other hardware, or count something else."""
     BOUND = "bound kept"
     """A claim of "at most" or "at least" holds, by a number that does not agree with the published one."""
+    UNDECIDED = "not decided"
+    """The interval of our measurement holds numbers that agree, or keep the bound, and others that do not."""
     NOT_REPRODUCED = "not reproduced"
     NOT_COMPARABLE = "not comparable"
 
@@ -87,6 +90,10 @@ class Figure:
 
     value: float
     before: float | None = None
+    low: float | None = None
+    """Lower end of the 95 % interval of a measured value; None without one."""
+    high: float | None = None
+    """Upper end of that interval; None without one."""
 
     @property
     def ratio(self) -> float | None:
@@ -120,9 +127,14 @@ class Claim:
 
     @property
     def verdict(self) -> ClaimVerdict:
-        """Verdict computed from figures, sense and tolerance. For a change, both numbers or their ratio must agree."""
+        """Verdict computed from figures, sense and tolerance.
+
+        For a change, both numbers or their ratio must agree. Of a number with an interval, the whole interval must.
+        """
         if self.why_not or self.published is None or self.ours is None:
             return ClaimVerdict.NOT_COMPARABLE
+        if self.ours.low is not None and self.ours.high is not None:
+            return self._judge_interval(self.ours.low, self.ours.high, self.published.value)
         starts = self.published.before, self.ours.before
         same_start = starts[0] is None or starts[1] is None or _is_close(starts[1], starts[0], self.tolerance)
         values = (self.ours.value, self.published.value) if same_start else None
@@ -138,6 +150,17 @@ class Claim:
         if any(self._is_better(*pair) for pair in (values, ratios) if pair is not None):
             return ClaimVerdict.BOUND
         return ClaimVerdict.NOT_REPRODUCED
+
+    def _judge_interval(self, low: float, high: float, published: float) -> ClaimVerdict:
+        if _is_close(low, published, self.tolerance) and _is_close(high, published, self.tolerance):
+            return ClaimVerdict.RATIOS if self.transferred else ClaimVerdict.REPRODUCED
+        if self._is_better(low, published) and self._is_better(high, published):
+            return ClaimVerdict.BOUND
+        margin = self.tolerance * abs(published)
+        # with a bound the other side agrees, however far it is
+        least = -math.inf if self.sense == "at most" else published - margin
+        most = math.inf if self.sense == "at least" else published + margin
+        return ClaimVerdict.NOT_REPRODUCED if high < least or low > most else ClaimVerdict.UNDECIDED
 
     def _is_better(self, ours: float, published: float) -> bool:
         return (self.sense == "at most" and ours <= published) or (self.sense == "at least" and ours >= published)
@@ -176,8 +199,7 @@ def read(folder: Path) -> tuple[Claim, ...]:
     claims = []
     for number, (verdict, fields) in enumerate(entries, 1):
         claim = from_json(Claim, fields, where=f"{path}: claim {number}")
-        is_older = claim.verdict is ClaimVerdict.BOUND and verdict in (ClaimVerdict.REPRODUCED, ClaimVerdict.RATIOS)
-        if verdict != claim.verdict and not is_older:  # earlier versions had no word for a bound
+        if verdict != claim.verdict:
             raise ConfigError(
                 f"{path}: claim {number} records the verdict {verdict!r}, but its figures give {claim.verdict.value!r}; "
                 f"run autotune reproduce {folder.name}"
@@ -238,11 +260,13 @@ def count_verdicts(results: Mapping[str, Sequence[Claim]]) -> str:
 def _round(figure: Figure | None) -> Figure | None:
     if figure is None:
         return None
-    return Figure(round(figure.value, 4), None if figure.before is None else round(figure.before, 4))
+    others = (None if part is None else round(part, 4) for part in (figure.before, figure.low, figure.high))
+    return Figure(round(figure.value, 4), *others)
 
 
 def _format_figure(figure: Figure | None, unit: str) -> str:
     if figure is None:
         return "-"
     change = "" if figure.before is None else f"{figure.before:.4g} -> "
-    return f"{change}{figure.value:.4g}{'' if unit in ('', 'x') else ' '}{unit}"
+    interval = "" if figure.low is None or figure.high is None else f" ({figure.low:.3g} to {figure.high:.3g})"
+    return f"{change}{figure.value:.4g}{'' if unit in ('', 'x') else ' '}{unit}{interval}"

@@ -1,10 +1,8 @@
 """Log a run directory to MLflow, idempotently: the files are the source of truth, and only missing runs are added."""
 
-import hashlib
 import json
 import logging
 import math
-import re
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,13 +23,17 @@ from autotune.records.run_dir import RunDir, RunsDir, log_command
 from autotune.records.tracking_address import mask_secrets, sqlite_address, sqlite_file
 from autotune.records.trial import Trial, load_trials, to_frame
 from autotune.report.mlflow_store import (
+    BEST_TRIAL,
     MLFLOW_VIEW,
     connect,
+    experiment_name,
+    find_experiment,
     set_environment,
     tracking_uri,
 )
 from autotune.report.run_charts import draw_trial
 from autotune.report.summary import summarize_run
+from autotune.report.tracking.artifacts import INCOMPLETE, Artifacts
 from autotune.report.tracking.deadline import UnansweredError
 from autotune.report.tracking.fields import (
     confirmed_metrics,
@@ -57,18 +59,6 @@ ARTIFACT_SUFFIXES = frozenset({".json", ".jsonl", ".yaml", ".html", ".csv"})
 
 MAX_SAMPLES, MAX_PARAM, MAX_DETAIL = 500, 5000, 4000
 """Maximum samples logged per trial, and maximum characters of a param and of a failure's detail."""
-
-
-def experiment_name(workload: str, device_key: str, device_class: str | None = None) -> str:
-    """Return the experiment of a workload on a device, and of the class that a fleet has it in.
-
-    It has no slashes: MLflow's pages show only the last part of a path.
-
-    >>> experiment_name("models/net.py:tiny", "cpu-x")
-    'autotune.models-net.py-tiny.cpu-x'
-    """
-    place = device_key if device_class is None else f"{device_key}@{device_class}"
-    return f"autotune.{re.sub(r'[^A-Za-z0-9_.-]+', '-', workload).strip('-.')}.{place}"
 
 
 class Tracker:
@@ -111,7 +101,8 @@ class Tracker:
             log = self._study_run()
             log.catch_up(trials)
             log.close(trials, interrupted)
-            return f"{log.experiment}: {self._address(log)}"
+            missing = f"; artifacts are missing: {log.artifacts.problem}" if log.artifacts.problem else ""
+            return f"{log.experiment}: {self._address(log)}{missing}"
         return f"not logged to {mask_secrets(self.uri)}: {self.problem}. {log_command(self.run_dir)} logs it later"
 
     def tag(self, tags: Mapping[str, str]) -> None:
@@ -159,9 +150,12 @@ class _StudyRun:
         self.device = from_json(Device, json.loads(path.read_text(encoding="utf-8")), where=str(path))
         self.experiment = experiment_name(config.workload, self.device.key, config.on)
         self.client = connect(uri, Path(config.runs))
-        self.experiment_id = self._find_experiment(uri)
+        self.artifacts = Artifacts(self.client)
+        self.experiment, self.experiment_id = find_experiment(self.client, self.experiment, uri, Path(config.runs))
         self._parent = ""
         self._children: dict[int, str] = {}
+        self._incomplete: set[int] = set()
+        """Numbers of the trials whose artifacts an earlier session could not store."""
 
     @property
     def run_id(self) -> str:
@@ -177,6 +171,9 @@ class _StudyRun:
         for trial, ended in zip(logged, [*(following.started for following in logged[1:]), recorded], strict=True):
             if trial.number not in self._children:
                 self._children[trial.number] = self._log_trial(trial, ended)
+            elif trial.number in self._incomplete:
+                self._log_artifacts(self._children[trial.number], trial)
+        self._incomplete.clear()
 
     def log_system(self, step: int) -> None:
         """Log the machine's load since the last trial: no thread samples while a step is measured."""
@@ -197,7 +194,9 @@ class _StudyRun:
             limits = {key: study.get(key) for key in ("budget_bytes", "floor_bytes", "capture_error")}
             metrics |= {key: float(value) for key, value in limits.items() if value is not None}
             self._log_batch(self._parent, time.time(), metrics, {})
-            self.client.set_tag(self._parent, "autotune.best_trial", best.number)
+            self.client.set_tag(self._parent, BEST_TRIAL, best.number)
+        elif BEST_TRIAL in self.client.get_run(self._parent).data.tags:  # the metrics of an earlier winner stay
+            self.client.delete_tag(self._parent, BEST_TRIAL)
         self.client.set_tag(self._parent, "autotune.trials", len(trials))
         headline, sentence = summarize_run(records)
         self.client.set_tag(self._parent, "mlflow.note.content", f"**{headline}**\n\n{sentence}")
@@ -208,9 +207,12 @@ class _StudyRun:
         to_frame(trials).to_csv(self.run_dir / "trials.csv", index=False)
         for path in sorted(self.run_dir.iterdir()):
             if path.suffix in ARTIFACT_SUFFIXES and not path.name.startswith("."):
-                self.client.log_artifact(self._parent, str(path))
-        ended = None if interrupted is not None else int(RunDir(self.run_dir).trials.stat().st_mtime * 1000)
-        self.client.set_terminated(self._parent, "FINISHED" if interrupted == 0 else "KILLED", ended)
+                self.artifacts.log_file(self._parent, path)
+        self.artifacts.mark(self._parent)
+        # not the present time: a study may be logged days later
+        files = RunDir(self.run_dir)
+        ended = max(path.stat().st_mtime for path in (files.trials, files.study) if path.exists())
+        self.client.set_terminated(self._parent, "FINISHED" if interrupted == 0 else "KILLED", int(1000 * ended))
 
     def tag(self, tags: Mapping[str, str]) -> None:
         """Set tags of the parent run."""
@@ -235,22 +237,7 @@ class _StudyRun:
             self.client.set_tag(self._children[plan["trial"]], "autotune.verdict", plan["status"])
         count = sum(plan["status"] == FrontStatus.FRONT for plan in plans)
         self._log_batch(self._parent, time.time(), {"front_points": count}, {})
-        self.client.log_artifacts(self._parent, str(files.front), files.front.name)
-
-    def _find_experiment(self, uri: str) -> str:
-        # a server chooses the artifacts' place; a database that is used directly needs one beside it
-        location = None if uri.startswith("http") else (Path(self.config.runs).resolve() / "mlruns").as_uri()
-        existing = self.client.get_experiment_by_name(self.experiment)
-        is_taken = existing is not None and existing.artifact_location not in (None, location)
-        # a database of another directory: it updates the artifacts' places of experiments without a digest to its own
-        file, near = sqlite_file(uri), RunsDir(Path(self.config.runs).resolve()).mlflow_store
-        is_foreign = existing is None and file is not None and file.resolve() != near
-        if location is not None and (is_taken or is_foreign):
-            self.experiment += f".{hashlib.sha256(location.encode()).hexdigest()[:8]}"
-            existing = self.client.get_experiment_by_name(self.experiment)
-        if existing is not None:
-            return str(existing.experiment_id)
-        return self.client.create_experiment(self.experiment, artifact_location=location)
+        self.artifacts.log_folder(self._parent, files.front)
 
     def _open(self, trials: Sequence[Trial]) -> None:
         """Find this run directory's parent and children by their tags, or create the parent."""
@@ -262,14 +249,25 @@ class _StudyRun:
         comparison = "=" if pattern == identity else "LIKE"
         if parents := self._search(f"tags.`autotune.run` {comparison} '{pattern}'"):
             self._reopen(parents[0].info.run_id)
+            if "budget" not in parents[0].data.params:  # its creation was cut short
+                self._describe(first)
             return
         tags = {"autotune.kind": "study", "autotune.run": identity, **self._common_tags(first)}
         run = self.client.create_run(
             self.experiment_id, int(first.started * 1000), tags, f"{self.run_dir.name} {self.config.budget}"
         )
         self._parent = run.info.run_id
+        self._describe(first)
+
+    def _describe(self, first: Trial) -> None:
+        """Log the params of the study, and the batch as its input."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        if self.records.graph is not None:
+            batch = Dataset(**describe_batch(self.records.graph, first.workload))
+            tags = [InputTag("mlflow.data.context", "training")]
+            self.client.log_inputs(self._parent, [DatasetInput(batch, tags)])
         self._log_batch(self._parent, first.started, {}, study_params(self.config))
-        self._log_dataset(first.workload)
 
     def _reopen(self, parent: str) -> None:
         """Continue a parent run. Children without an end were cut short: they are deleted, and logged again."""
@@ -281,18 +279,10 @@ class _StudyRun:
             for run in children
             if run.info.status != "RUNNING" and "autotune.trial" in run.data.tags
         }
+        self._incomplete = {int(run.data.tags["autotune.trial"]) for run in children if INCOMPLETE in run.data.tags}
         for run in children:
             if run.info.status == "RUNNING":
                 self.client.delete_run(run.info.run_id)
-
-    def _log_dataset(self, workload: str) -> None:
-        """Log the batch as the input of the study's run."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        if self.records.graph is not None:
-            batch = Dataset(**describe_batch(self.records.graph, workload))
-            tags = [InputTag("mlflow.data.context", "training")]
-            self.client.log_inputs(self._parent, [DatasetInput(batch, tags)])
 
     @cached_property
     def records(self) -> RecordedRun:
@@ -337,14 +327,19 @@ class _StudyRun:
             between=measurement.baseline_seconds,
         )
         self._log_batch(self._parent, trial.started, progress_metrics(trial), {}, step=trial.number)
-        if trial.plan is not None:
-            self.client.log_text(run, json.dumps(to_json(trial.plan)), "plan.json")
-        if picture := draw_trial(self.records, trial):
-            self.client.log_text(run, picture, "memory.svg")
+        self._log_artifacts(run, trial)
         status = "FAILED" if measurement.outcome is Outcome.CRASHED else "FINISHED"
         measured = sum(measurement.step_seconds) + sum(measurement.baseline_seconds)
         self.client.set_terminated(run, status, int(1000 * max(ended, trial.started + measured)))
         return str(run)
+
+    def _log_artifacts(self, run: str, trial: Trial) -> None:
+        """Store the plan of a trial and the picture of its memory."""
+        if trial.plan is not None:
+            self.artifacts.log_text(run, json.dumps(to_json(trial.plan)), "plan.json")
+        if picture := draw_trial(self.records, trial):
+            self.artifacts.log_text(run, picture, "memory.svg")
+        self.artifacts.mark(run)
 
     def _log_batch(
         self,

@@ -1,7 +1,9 @@
 """Choose, open and relocate the store that MLflow logs to."""
 
+import hashlib
 import logging
 import os
+import re
 import socket
 import sqlite3
 from contextlib import closing
@@ -11,7 +13,7 @@ from urllib.parse import urlsplit
 
 from autotune.errors import ConfigError, install_command
 from autotune.records.run_dir import RunsDir, lock_file
-from autotune.records.tracking_address import check_address, sqlite_address
+from autotune.records.tracking_address import check_address, sqlite_address, sqlite_file
 from autotune.report.tracking.deadline import CALL_LIMIT_SECONDS, LimitedClient, call_within
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ _logger = logging.getLogger(__name__)
 MLFLOW_VIEW = "?workflowType=machine_learning"
 """End of an address in MLflow 3, which otherwise opens its pages for language models."""
 
+BEST_TRIAL = "autotune.best_trial"
+"""Tag of a study's run with the number of its best trial; a study without one has no plan."""
 ENVIRONMENT = {
     # set_terminated prints to stdout, which is reserved for the command's output
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -96,6 +100,43 @@ def connect(uri: str, runs: Path) -> "MlflowClient":
         if is_own:
             relocate_artifacts(runs)
     return client
+
+
+def experiment_name(workload: str, device_key: str, device_class: str | None = None) -> str:
+    """Return the experiment of a workload on a device, and of the class that a fleet has it in.
+
+    It has no slashes: MLflow's pages show only the last part of a path.
+
+    >>> experiment_name("models/net.py:tiny", "cpu-x")
+    'autotune.models-net.py-tiny.cpu-x'
+    """
+    place = device_key if device_class is None else f"{device_key}@{device_class}"
+    return f"autotune.{re.sub(r'[^A-Za-z0-9_.-]+', '-', workload).strip('-.')}.{place}"
+
+
+def find_experiment(client: "MlflowClient", name: str, uri: str, runs: Path) -> tuple[str, str]:
+    """Return name and id of the experiment of this name for a directory of runs; create it where there is none.
+
+    The name gets a digest where another directory has the experiment, and a number where it was deleted: MLflow keeps the
+    name of a deleted experiment, and accepts no run for it.
+    """
+    # a server chooses the artifacts' place; a database that is used directly needs one beside it
+    location = None if uri.startswith("http") else (runs.resolve() / "mlruns").as_uri()
+    existing = client.get_experiment_by_name(name)
+    is_taken = existing is not None and existing.artifact_location not in (None, location)
+    # a database of another directory: it updates the artifacts' places of experiments without a digest to its own
+    file, near = sqlite_file(uri), RunsDir(runs.resolve()).mlflow_store
+    is_foreign = existing is None and file is not None and file.resolve() != near
+    digest, plain, number = "", name, 1
+    if location is not None and (is_taken or is_foreign):
+        digest = f".{hashlib.sha256(location.encode()).hexdigest()[:8]}"
+        existing = client.get_experiment_by_name(name := f"{plain}{digest}")
+    while existing is not None and existing.lifecycle_stage == "deleted":
+        number += 1
+        existing = client.get_experiment_by_name(name := f"{plain}.{number}{digest}")
+    if existing is not None:
+        return name, str(existing.experiment_id)
+    return name, client.create_experiment(name, artifact_location=location)
 
 
 def store_errors() -> tuple[type[Exception], ...]:

@@ -54,7 +54,7 @@ def list_run_facts(records: RecordedRun) -> list[tuple[str, str]]:
         ),
         ("kernels", _capture_name(records)),
         ("results of the best plan", _verification(records)),
-        ("time over eager's", _format_ratio(records.time_ratio)),
+        ("time over eager's", _format_ratio(records.time_ratio) + _remark_on_times(records)),
         *([] if records.batch_search is None else _list_size_facts(records.batch_search)),
         ("date", _format_date(records)),
         ("machine", records.device.silicon if records.device else "-"),
@@ -127,7 +127,8 @@ def _describe_best(records: RecordedRun, best: Trial, measurement: Measurement, 
             f"Plan {best.number} uses {used} and {fmt_seconds(measurement.median_seconds or 0)} a step; "
             f"the eager step{needs} did not run to its end, so there is no time to compare with."
         )
-    return f"{fits} {describe_time(records.time_ratio)}", _describe_saving(records, best, peak)
+    headline = f"{fits} {describe_time(records.time_ratio)}{_remark_on_times(records)}"
+    return headline, _describe_saving(records, best, peak)
 
 
 def _describe_front(records: RecordedRun) -> tuple[str, str]:
@@ -204,6 +205,11 @@ def _list_size_facts(search: BatchSearch) -> list[tuple[str, str]]:
 def _tolerance(records: RecordedRun) -> str:
     share = records.budget_tolerance
     return f", {100 * share:g} % above it is tolerated" if share else ", without a tolerance"
+
+
+def _remark_on_times(records: RecordedRun) -> str:
+    """Return the end of a statement about the best plan's time; the fastest of many plans is partly lucky."""
+    return "" if records.time_ratio is None or records.is_confirmed else ", not re-measured"
 
 
 def _format_ratio(ratio: Interval | None) -> str:

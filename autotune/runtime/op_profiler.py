@@ -362,8 +362,12 @@ def _planned_bytes(program: Program, op: Op) -> int:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)} {describe_kernels()}"
+    mkldnn: Any = torch.backends.mkldnn
+    precisions = (mkldnn.matmul.fp32_precision, mkldnn.conv.fp32_precision, mkldnn.rnn.fp32_precision)
+    kernels = f"mkldnn {mkldnn.enabled} float32 {' '.join(precisions)}"
     with Path("/proc/cpuinfo").open() as lines:
-        return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return f"{name} {kernels}"
 
 
 def _read_cache(path: Path | None, key: str) -> dict[str, OpCost]:

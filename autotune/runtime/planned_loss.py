@@ -140,6 +140,7 @@ class PlannedLoss(torch.nn.Module):
         `backward()` through an extra, which has no gradient under a plan, raises ConfigError.
         """
         if not torch.is_grad_enabled():
+            self.release_memory()
             return self._loss_fn(self.model, batch)
         refuse_anomaly_mode()
         if self._memory_format:
@@ -170,6 +171,15 @@ class PlannedLoss(torch.nn.Module):
             selector, padding, _ = self._selector_for(mode, batch)
             padded = padding.pad(batch)
             selector.prepare(padded, self._signature(flatten_for_step(padded, self._loss_fn)))
+
+    def release_memory(self) -> None:
+        """Release the memory that stays reserved between steps, as before an evaluation; the next step takes it again.
+
+        A call without gradients does so by itself.
+        """
+        with self._lock:
+            for selector, *_ in self._selectors.values():
+                selector.release_memory()
 
     def close(self) -> None:
         """Release the stores' space and the arenas. The model stays as it is."""

@@ -94,6 +94,11 @@ class StepSelector:
         if self._background is not None:
             self._background.close()
 
+    def release_memory(self) -> None:
+        """Release the arena's memory until the next step."""
+        if self.last.arena is not None:
+            self.last.arena.release()
+
     def prepare(self, batch: Any, call: Signature) -> None:
         """Capture, plan and prepare the step of a call that is to come; do nothing if there is one.
 

@@ -5,21 +5,24 @@ valid only as long as its tensor.
 """
 
 import ctypes
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Bytes = NDArray[np.uint8]
 
 
-def storage_bytes(tensor: Tensor) -> Bytes:
+def storage_bytes(tensor: "Tensor") -> Bytes:
     """Return a view of a tensor's whole storage."""
     storage = tensor.untyped_storage()
     return _view(storage.data_ptr(), storage.nbytes())
 
 
-def element_bytes(tensor: Tensor) -> Bytes:
+def element_bytes(tensor: "Tensor") -> Bytes:
     """Return a view of the elements of a contiguous tensor."""
     return _view(tensor.data_ptr(), tensor.nbytes)
 

@@ -261,6 +261,13 @@ class TrainStep:
             self._cycle.steps = 0
             self._bookkeeping.end(updated=True)
 
+    def release_memory(self) -> None:
+        """Release the memory that stays reserved between steps, as before an evaluation; the next step takes it again.
+
+        A plan with an arena keeps its pages from step to step. An evaluation would need its own memory beside them.
+        """
+        self._selector.release_memory()
+
     def close(self) -> None:
         """Release the stores' space and the arenas. The model and the optimizer stay as they are."""
         self._selector.close()

@@ -168,11 +168,11 @@ def summarize(
     rules: Rules,
     prepared: PreparedWorkload,
     trials: Sequence[Trial],
-    interrupted: int,
+    interrupted: int | None,
     *,
     files: RunDir,
 ) -> dict[str, Any]:
-    """Return the document of `study.json`; `interrupted` is the number of the signal that ended the session.
+    """Return the document of `study.json`; `interrupted` is the number of the signal that ended the session, None for an error.
 
     It counts all trials on record: a resumed session may have dropped some of `trials`.
     """
@@ -237,8 +237,17 @@ def explain_no_time(config: Config, run_dir: Path, plan: str = "a plan") -> OutO
     """Return the error for a study whose time was over before `plan` could be measured."""
     return OutOfTimeError(
         f"{config.ref}: the time limit of {config.time} was over before {plan} was measured; "
-        f"continue with a longer one: {resume_command(run_dir)} --time 10m"
+        f"continue with a longer one: {resume_command(run_dir)} --time {suggest_time(config)}"
     )
+
+
+def suggest_time(config: Config) -> str:
+    """Return a time limit for another try: twice the one that did not suffice, at least ten minutes.
+
+    >>> suggest_time(Config(workload="resnet18", time="20m")), suggest_time(Config(workload="resnet18", time="2m"))
+    ('40m', '10m')
+    """
+    return f"{max(10, math.ceil(2 * config.time_seconds / 60))}m"
 
 
 def _describe_budget(config: Config, rules: Rules) -> str:

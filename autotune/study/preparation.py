@@ -19,6 +19,7 @@ from autotune.records.json_codec import read_optional, to_json
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.request import find_difference
 from autotune.records.run_dir import RunDir, write_json, write_text
+from autotune.records.speed_environment import list_changes
 from autotune.records.trial import Trial, TrialKind, append_trial
 from autotune.study.batch.records import read_request
 from autotune.study.events import Logged, PhaseStarted, Progress, Ready, Resolved, StudyPhase
@@ -108,6 +109,9 @@ def prepare(task: StudyTask, trials: list[Trial]) -> PreparedWorkload:
             )
     if earlier is not None and (config.on is not None or earlier.on is not None):
         check_device(run_dir, trials, prepared.device)
+    if changes := _list_device_changes(find_recorded_device(run_dir, trials), prepared.device):
+        advice = f"to keep their times apart, tune under another --name with --seed-from {shlex.quote(str(run_dir))}"
+        task.progress(Logged(f"the earlier trials ran with other settings: {'; '.join(changes)}; {advice}", "device"))
     write_json(files.graph, to_json(prepared.graph))
     write_json(files.costs, to_json(prepared.costs))
     write_json(files.device, to_json(prepared.device))
@@ -161,6 +165,14 @@ def check_device(run_dir: Path, trials: Sequence[Trial], device: Device) -> None
     )
 
 
+def _list_device_changes(recorded: Device | None, present: Device) -> list[str]:
+    """Return the differences that change how fast a step runs; empty without a recorded device."""
+    if recorded is None:
+        return []
+    versions = {"torch": recorded.torch}, {"torch": present.torch}
+    return [*list_changes(*versions), *list_changes(recorded.environment, present.environment)]
+
+
 def find_recorded_device(run_dir: Path, trials: Sequence[Trial]) -> Device | None:
     """Return the device that measured the trials; None where no trial is recorded, or no record names the device."""
     for trial in trials:
@@ -168,7 +180,7 @@ def find_recorded_device(run_dir: Path, trials: Sequence[Trial]) -> Device | Non
             return trial.measurement.device
     if not trials:
         return None
-    # the baseline names no device; a damaged file is written again
+    # baselines of earlier versions name no device; a damaged file is written again
     with contextlib.suppress(ConfigError):
         return read_optional(Device, RunDir(run_dir).device, remedy="resume the study to write it again")
     return None
@@ -188,7 +200,7 @@ def resolve(task: StudyTask, prepared: PreparedWorkload, trials: list[Trial]) ->
         result = Measurement(Outcome.OUT_OF_MEMORY, "the plain step does not fit", device=prepared.device)
         if prepared.baseline_fits:
             with task.interrupts.breakable(patient=False):
-                result = task.runner.baseline()
+                result = replace(task.runner.baseline(), device=prepared.device)
         if result.outcome not in (Outcome.OK, Outcome.OUT_OF_MEMORY):
             raise explain_eager_failure(config.ref, result)
         append_trial(RunDir(task.run_dir).trials, replace(trial, measurement=result))

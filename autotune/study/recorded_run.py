@@ -23,7 +23,7 @@ from autotune.records.plan_file import PlanFile
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import Trial, TrialKind, load_trials
 from autotune.study.batch.records import BatchSearch, read_batch_search
-from autotune.study.verdicts.confirm import ConfirmedPlan, compare_confirmed
+from autotune.study.verdicts.confirm import ConfirmationStatus, ConfirmedPlan, compare_confirmed
 from autotune.study.verdicts.front import FrontPoint, FrontStatus, assess_front
 from autotune.study.verdicts.ranking import Rules, baseline_step_bytes, select_winner
 from autotune.study.verdicts.statistics import Interval, block_ratios, median_interval
@@ -101,17 +101,27 @@ class RecordedRun:
         """Verified points of the Pareto front, the smallest first; empty for another objective."""
         return [point for point in self.front_plans if point.status is FrontStatus.FRONT]
 
+    @property
+    def is_confirmed(self) -> bool:
+        """True if the best plan was re-measured; otherwise the search chose it by the times that are known of it."""
+        return self._find_confirmed() is not None
+
     @cached_property
     def time_ratio(self) -> Interval | None:
         """Time of the best plan over eager's: re-measured where it was, else by its own blocks; None where too few ran."""
         best = self.best
         if best is None or best.measurement is None or best.measurement.time_ratio is None:
             return None
-        confirmed = next((plan for plan in self.confirmed if plan.trial.plan == best.plan), None)
-        if confirmed is not None:
+        if (confirmed := self._find_confirmed()) is not None:
             return confirmed.ratio
         ratios = block_ratios(best.measurement)
         return median_interval(ratios) if len(ratios) > 1 else None
+
+    def _find_confirmed(self) -> ConfirmedPlan | None:
+        """Return the re-measurement of the best plan; None without one that came to an end."""
+        plan = None if self.best is None else self.best.plan
+        ended = (each for each in self.confirmed if each.status is not ConfirmationStatus.FAILED)
+        return next((each for each in ended if each.trial.plan == plan), None)
 
     @cached_property
     def rules(self) -> Rules | None:

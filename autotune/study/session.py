@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.errors import InfeasibleError, PlanError, StoreError
+from autotune.errors import InfeasibleError, NumericsError, PlanError, PlansFailedError, StoreError
 from autotune.ir.plan import Plan
 from autotune.measure.survey import PreparedWorkload
 from autotune.planners.candidates import Candidate, DevicePlanning, MakePlanning, find_lowest
@@ -102,8 +102,7 @@ def tune(
         task = StudyTask(config, runner, run_dir, progress, interrupts, deadline, planning, lasting, requested_time)
         session: _Session | None = None
         plan_path = report_path = None
-        ended = ""
-        trials: list[Trial] = []
+        ended, is_over, trials = "", False, list[Trial]()
         try:
             trials += load_trials(RunDir(run_dir).trials)
             resumed = len(trials)
@@ -113,7 +112,10 @@ def tune(
             rules = resolve(task, prepared, trials)
             resumed -= drop_cut_off(trials, rules)
             session = _Session(task, prepared, rules, trials, resumed=resumed, seeds=seeds, devices=devices)
-            ended = session.run()
+            ended, is_over = session.run(), True
+        except (InfeasibleError, NumericsError, PlansFailedError):
+            is_over = True
+            raise
         except Stopped:
             if session is None:
                 raise SystemExit(128 + interrupts.received) from None
@@ -121,7 +123,7 @@ def tune(
             with closing(runner):  # last: an error of a device must not cost the plan
                 try:
                     if session is not None:
-                        plan_path = session.finish()
+                        plan_path = session.finish(is_over=is_over)
                 finally:
                     if trials and write_report is not None:
                         report_path = write_report(run_dir)
@@ -152,8 +154,8 @@ class _Session:
         self.progress, self.interrupts = task.progress, task.interrupts
         self.prepared, self.rules, self.trials, self.resumed, self.seeds = prepared, rules, trials, resumed, seeds
         self.graph, self.costs, self.deadline = prepared.graph, prepared.costs, task.deadline
+        # of the last trials, planning included, and of the last re-measurements
         self.trial_seconds, self.run_seconds = RecentSeconds(), RecentSeconds()
-        """Seconds of the last trials, planning included, and of the last re-measurements."""
         self.best_plan: Plan | None = None
         self.patience, self.ended = Patience(self.config.patience), ""
         self.space = space_for_device(self.config.planners.model_dump(), prepared.device.kind, prepared.costs.stores)
@@ -205,11 +207,10 @@ class _Session:
         if self.seeds is None:
             return
         self.progress(PhaseStarted(StudyPhase.SEEDS))
-        measured = self.store.measured_settings
         for settings in adapt_seeds(
             self.seeds, self.prepared, self.space, self.rules, run_dir=self.run_dir, progress=self.progress
         ):
-            if settings not in measured and not self.is_spent():
+            if settings not in self.store.measured_settings and not self.is_spent():
                 self.evaluate(self.maker.suggest(TrialKind.SEED, settings))
 
     def measure_planned(self) -> None:
@@ -219,7 +220,8 @@ class _Session:
             self.measure_levels(scale)
             return
         measured = self.store.measured_settings
-        target = self.target_bytes
+        planned = [trial for trial in self.trials if trial.kind == TrialKind.PLANNER]
+        target = max([self.target_bytes, *(trial.target_bytes or 0 for trial in planned)])  # of the first session
         self.measure_proposals(lambda proposal: proposal.settings not in measured)
         while self.target_bytes < target and not self.is_spent() and not self.store.planned_plan_fits:
             target = self.target_bytes
@@ -381,11 +383,11 @@ class _Session:
         ratio = None if trial.measurement is None else measured_ratio(trial.measurement, self.rules)
         self.progress(Finished(trial, ratio, leads, resumed))
 
-    def finish(self) -> Path | None:
+    def finish(self, *, is_over: bool) -> Path | None:
         """Write the summary and the best plan; remove an earlier plan file whose plan failed since."""
         best, files = select_winner(self.trials, self.rules), RunDir(self.run_dir)
-        summary = summarize(best, self.rules, self.prepared, self.trials, self.interrupts.received, files=files)
-        write_json(files.study, summary)
+        received = 0 if is_over else self.interrupts.received or None  # None: ended by an error
+        write_json(files.study, summarize(best, self.rules, self.prepared, self.trials, received, files=files))
         write_json(files.confirmed, to_table(compare_confirmed(self.trials, self.rules)))
         if self.config.objective == "pareto":
             write_front(self.config, files, self.prepared, self.rules, self.trials)

@@ -2,6 +2,7 @@
 
 import streamlit as st
 
+from autotune.report.claims import ClaimVerdict
 from dashboards import charts, page, published_claims
 
 arguments, _ = page.start_page(
@@ -16,7 +17,9 @@ if not results:
     page.show_missing("No experiment has results; from a checkout of the project:", page.REPRODUCE)
     st.stop()
 
-for column, (verdict, count) in zip(st.columns(5), published_claims.count_by_verdict(results).items(), strict=True):
+for column, (verdict, count) in zip(
+    st.columns(len(ClaimVerdict)), published_claims.count_by_verdict(results).items(), strict=True
+):
     column.metric(verdict, count)
 if ratios := published_claims.claim_ratios(results):
     st.altair_chart(charts.claims_chart(ratios), width="stretch")

@@ -135,14 +135,16 @@ def find_tables_alone(folder: Path) -> Iterator[Path]:
 def missing_facts(document: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the facts that a result, or one of its parts, lacks.
 
+    A list of claims has a part of simulated and modelled figures, and one of measured ones.
+
     >>> missing_facts({"device": {}, "commands": ["python"], "graph": {"digest": "08ff"}})
     ('commit', 'date')
     """
-    origins = document.get(ORIGINS)
-    recorded = [
-        {name for name, fact in part.items() if fact != NOT_RECORDED}
-        for part in (origins.values() if origins else [document])
-    ]
+    origins: Mapping[str, Mapping[str, Any]] = document.get(ORIGINS) or {}
+    parts = [*origins.values()] or [document]
+    claimed = {"measured" if claim["kind"] == "measured" else "simulated" for claim in document.get("claims", ())}
+    parts += [{} for part in sorted(claimed) if origins and part not in origins]
+    recorded = [{name for name, fact in part.items() if fact != NOT_RECORDED} for part in parts]
     return tuple(
         fact for fact in FACTS if not all(names & ({fact} | OLDER_NAMES.get(fact, frozenset())) for names in recorded)
     )

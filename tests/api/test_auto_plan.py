@@ -116,13 +116,17 @@ def test_a_damaged_plan_is_tuned_again(auto: AutoPlan, studies: list[Config], tm
     assert len(studies) == 2
 
 
+@pytest.mark.parametrize("host", ["this", "another"])
 def test_a_process_that_waits_takes_the_plan_of_the_one_that_tunes(
-    auto: AutoPlan, studies: list[Config], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    auto: AutoPlan, studies: list[Config], tmp_path: Path, capfd: pytest.CaptureFixture[str], host: str
 ):
     (cached_dir := tmp_path / "plans").mkdir()
     file = AutoPlan(budget="80%", cache=tmp_path / "other", runs=tmp_path / "runs")(make())
     (cached,) = (tmp_path / "other").glob("*.json")
-    with lock_file(cached_dir / f".{os.uname().nodename}.lock", wait=True) as lock:
+    (lock_of_run,) = (tmp_path / "runs").glob(".auto-*.lock")
+    place = cached_dir / f".{os.uname().nodename}.lock" if host == "this" else lock_of_run
+    with lock_file(place, wait=True) as lock:
+        lock.truncate(0)
         lock.write("77")
         lock.flush()
         waiting = threading.Thread(target=lambda: plans.append(auto(make())), daemon=True)

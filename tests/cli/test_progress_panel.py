@@ -45,9 +45,13 @@ CONFIG = Config(workload="resnet18")
 READY = Ready(GRAPH, Costs.unit(GRAPH), DEVICE)
 
 
-def test_elsewhere_than_on_a_terminal_a_plan_has_a_line_before_it_runs_and_one_after(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("is_dumb_terminal", [False, True])
+def test_elsewhere_than_on_a_terminal_that_shows_panels_a_plan_has_a_line_before_it_runs_and_one_after(
+    is_dumb_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
+    if is_dumb_terminal:
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        monkeypatch.setenv("TERM", "dumb")
     with progress_panel.show_progress(CONFIG) as progress:
         for event in EVENTS:
             progress(event)
@@ -145,6 +149,7 @@ def test_a_warning_outlives_the_panel_of_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
     with progress_panel.show_progress(CONFIG) as progress:
         progress(Resolved(2**30, 2**28, 3.0))
     last = capsys.readouterr().err.splitlines()[-1]

@@ -50,7 +50,9 @@ def test_a_list_runs_nothing(folder: Path, capfd):
     assert called("--list", "--experiments", str(folder.parent)) == 0
     out, _ = capfd.readouterr()
     assert [line.split()[0] for line in out.splitlines() if line] == ["experiment", "net", "Sources", "net:", "1"]
-    counts = "1 claim: 1 reproduced, 0 ratios reproduced, 0 bound kept, 0 not reproduced, 0 not comparable"
+    counts = (
+        "1 claim: 1 reproduced, 0 ratios reproduced, 0 bound kept, 0 not decided, 0 not reproduced, 0 not comparable"
+    )
     assert out.splitlines()[-1] == counts
 
 

@@ -42,6 +42,13 @@ def test_the_running_study_of_an_entry_in_its_first_night_is_found_below_the_loc
     assert find_runs(tmp_path).runs == (run_dir,)
 
 
+def test_a_run_behind_a_link_is_found(tmp_path: Path) -> None:
+    path = sample_runs.study(tmp_path / "disk", "linked")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "linked").symlink_to(path, target_is_directory=True)
+    assert [run.name for run in find_runs(tmp_path / "runs").runs] == ["linked"]
+
+
 def test_copies_that_mlflow_keeps_are_no_runs(tmp_path: Path) -> None:
     sample_runs.study(tmp_path / "mlruns" / "1" / "artifacts", "run")
     assert find_runs(tmp_path).runs == ()

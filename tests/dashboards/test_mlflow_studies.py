@@ -9,11 +9,12 @@ import pytest
 
 from autotune.errors import ConfigError
 from autotune.records.config import Config
+from autotune.records.run_dir import write_json
 from autotune.report.mlflow_log import Tracker
 from autotune.study.events import Ready
 from autotune.study.recorded_run import RecordedRun
 from dashboards.champions import from_logged_study, merge_champions, read_run_champion
-from dashboards.mlflow_studies import load_studies
+from dashboards.mlflow_studies import LoggedStudy, load_studies
 from tests.dashboards import sample_runs
 
 if TYPE_CHECKING:
@@ -60,6 +61,23 @@ def test_a_study_comes_back_with_its_winner_s_figures_in_base_units(runs: Path) 
     assert study.best["step_charged_bytes"] == best.measurement.step_charged_bytes
     assert study.best["time_ratio"] == best.measurement.time_ratio
     assert (study.workload, study.device, study.budget) == ("chain(layers=12)", "Test <Silicon>, 2 cores", "65%")
+
+
+def test_a_study_whose_winner_was_withdrawn_has_no_best_figures(runs: Path) -> None:
+    best = RecordedRun.load(runs / "told").best
+    assert best is not None
+
+    def log(number: int | None) -> LoggedStudy:
+        write_json(runs / "told" / "study.json", {"best": number, "interrupted": 0})
+        config = Config(workload="chain", arguments={"layers": 12}, runs=str(runs))
+        assert not Tracker(config, runs / "told").finish().startswith("not logged")
+        (study,) = load_studies(runs)
+        return study
+
+    withdrawn, restored = log(None), log(best.number)
+    assert not withdrawn.best
+    assert from_logged_study(withdrawn) is None
+    assert restored.best
 
 
 def test_its_champion_is_that_of_the_run_directory_so_that_it_is_told_once(runs: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_study_shows_headline_frontier_table_and_why_trials_failed(runs: Path)
     sample_runs.study(runs, "first")
     test = page("study")
     assert test.markdown[0].value == "**ended after 10 trials**"
-    assert test.subheader[0].value.endswith("for 1 % more time (+1 % to +1 %, range of 5)")
+    assert test.subheader[0].value.endswith("for 1 % more time (+1 % to +1 %, range of 5), not re-measured")
     assert charts(test) == 1
     (table,) = (element.value for element in test.dataframe)
     assert list(table["plan"]) == [str(number) for number in reversed(range(10))]

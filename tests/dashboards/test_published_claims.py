@@ -14,6 +14,7 @@ def test_claims_are_counted_by_verdict_and_set_beside_each_other(tmp_path: Path)
         "reproduced": 0,
         "ratios reproduced": 0,
         "bound kept": 1,
+        "not decided": 0,
         "not reproduced": 0,
         "not comparable": 1,
     }

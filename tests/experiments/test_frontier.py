@@ -211,6 +211,23 @@ def test_bytes_at_nearly_eagers_time_are_those_of_the_smallest_plan_that_is_no_s
     assert near({900: 1.2}) is None
 
 
+def test_nearly_eagers_time_is_that_of_eager_in_its_faster_memory_format():
+    eager = "eager channels_last"
+    plans = {"ours aten 700": plan(700), "ours inductor 500": plan(500)}
+    taken = {eager: 0.8, "ours aten 700": 0.82, "ours inductor 500": 0.9}
+    document = record(plans, {eager: peer(875)}, taken)
+    assert records.peak_near_eager_time(document) == 0.8  # 700 of 875 bytes; the other takes 1.125 of the time
+    ours = {"ours aten 700": 0.83, "ours inductor 500": 1.0}
+    elsewhere = record(plans, {eager: peer(875)}, ours)["sessions"]  # a session without eager in channels_last
+    document["sessions"] = [*record({}, {}, {eager: 0.8})["sessions"], *elsewhere]
+    assert records.peak_near_eager_time(document) is None
+    assert "net: no plan takes at most 1.03 times the time of eager in channels_last" in summary.describe_targets(
+        [], {"net": document}
+    )
+    row = summary.readme_rows({"net": document, "other": record({"ours aten 1": plan(600)}, {}, {"ours aten 1": 1.0})})
+    assert "0.60 to 0.60 of its peak; no plan is as fast on net |" in row[-1]
+
+
 def test_plans_are_timed_that_may_be_the_fastest_within_a_budget_and_the_lowest():
     plans = {
         "ours aten a": plan(590, seconds=1.0), "ours inductor a": plan(595, seconds=1.02),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from experiments.benchmarks.repeated_tunes.__main__ import is_good, read_ending
+from experiments.benchmarks.repeated_tunes.__main__ import count_faster, is_good, read_ending
 
 
 def document(
@@ -30,17 +30,21 @@ def document(
         (document(best="small"), False),
         (document(best="fast", confirmed=False), False),
         (document(best="small", disturbed="2 of 5 measurements"), True),
-        (document(best="fast", smallest=1.2), True),
-        (document(best="fast", smallest=1.05), False),  # its interval ends at 1.1
     ],
 )
-def test_a_good_search_ends_with_a_confirmed_plan_that_is_faster_than_the_smallest_or_reports_a_busy_machine(
+def test_a_good_search_ends_with_a_confirmed_plan_that_is_not_the_smallest_or_reports_a_busy_machine(
     ending: dict[str, Any], good: bool
 ):
     run = read_ending(ending)
     assert (run["charged_bytes"], run["over_budget"], run["trials"], run["measured"]) == (200, 1, 4, 3)
     assert run["eager_seconds"] == 0.45
     assert is_good({"code": 0, **run}) is good
+
+
+def test_a_plan_is_faster_than_the_smallest_where_its_whole_interval_is_and_where_that_has_a_time():
+    endings = [document(best="fast", smallest=1.2), document(best="fast", smallest=1.05), document(best="fast")]
+    runs = [{"code": 0, **read_ending(ending)} for ending in endings]  # the interval ends at 1.1
+    assert count_faster([*runs, {"code": 4}]) == (1, 2)
 
 
 def test_a_search_that_fails_is_no_good_ending():

@@ -9,7 +9,7 @@ from autotune.fleet.fleet_file import load_fleet
 from autotune.fleet.open_runner import apply_class, open_runner, refuse_fleet, to_reach
 from autotune.nightly.config import load_nightly_config
 from autotune.records.config import load_config
-from autotune.report.mlflow_log import experiment_name
+from autotune.report.mlflow_store import experiment_name
 
 FLEET = """
 classes:

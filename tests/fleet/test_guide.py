@@ -32,3 +32,6 @@ def test_the_files_of_the_guide_are_valid(tmp_path: Path):
         (tmp_path / name).write_text(text)
         load = load_nightly_config if "entries:" in text else load_fleet
         assert load(tmp_path / name)
+    *ssh, command = load_fleet(tmp_path / "commands.yaml").find("orin").command
+    assert ssh == ["ssh", "-o", "BatchMode=yes", "orin-3"], "ssh joins the arguments after the host with blanks"
+    assert command.endswith("autotune serve")

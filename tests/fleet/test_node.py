@@ -18,6 +18,7 @@ from autotune.fleet.messages import DevicePromise
 from autotune.fleet.node import check_node, check_promise, check_same_device, prepare_process, read_node_facts
 from autotune.fleet.ray import remove_ray_defaults
 from autotune.records.device import Device
+from autotune.records.speed_environment import AFFINITY
 from tests.support.fake_nvml import FakeNvml, Gpu
 
 A100 = Device("cuda", "NVIDIA A100-SXM4-80GB", 80 * 2**30, 108, "2.13.0", "CUDA 13.0")
@@ -56,6 +57,17 @@ def test_a_device_that_differs_from_the_first_of_its_class_is_refused_by_what_di
     check_same_device("a100", "n7", dataclasses.replace(A100, environment={"OMP_NUM_THREADS": "1"}), A100)
     with pytest.raises(DeviceRefusedError, match=f"^n7 of class a100 has {name} "):
         check_same_device("a100", "n7", other, A100)
+
+
+def test_a_device_with_other_threads_than_the_first_of_its_class_is_refused_and_one_on_other_cpus_is_not():
+    first = dataclasses.replace(A100, environment={"torch threads": "8", AFFINITY: "0-7"})
+    check_same_device(
+        "a100", "n7", dataclasses.replace(first, environment={"torch threads": "8", AFFINITY: "8-15"}), first
+    )
+    other = dataclasses.replace(first, environment={"torch threads": "4", AFFINITY: "0-7"})
+    settings = "other settings than the class's first device: torch threads: recorded 8, now 4"
+    with pytest.raises(DeviceRefusedError, match=f"^n7 of class a100 runs with {settings}; set them by `environment`"):
+        check_same_device("a100", "n7", other, first)
 
 
 def test_variables_that_ray_sets_are_removed_unless_the_node_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -4,6 +4,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class Far:
 
     device: Device = DEVICE
     lost_at: type | None = None
+    baseline_fits: bool = True
     calls: list[type] = dataclasses.field(default_factory=list)
 
     def ask(self, call: FleetCall, report: Callable[[str], None]) -> FleetReply:
@@ -43,7 +45,8 @@ class Far:
             case OpenDevice():
                 return NodeFacts("n7", 1, code_identity())
             case PrepareCall():
-                return dataclasses.replace(FakeRunner().prepare(), device=self.device)
+                prepared = FakeRunner(baseline_fits=self.baseline_fits).prepare()
+                return dataclasses.replace(prepared, device=self.device)
         return FakeRunner().baseline()
 
     def close(self) -> None: ...
@@ -118,6 +121,36 @@ def test_no_device_in_the_place_of_a_lost_one_is_awaited_beyond_the_time(tmp_pat
     with pytest.raises(DeviceLostError, match="no device of class fake was free in the time that was left"):
         runner.baseline()
     assert time.monotonic() - began < 10
+
+
+def test_a_wait_outside_of_the_main_thread_ends_with_the_time_and_its_channel_is_closed_once(tmp_path: Path):
+    closed, closes = threading.Event(), []
+
+    class Busy(Far):
+        def ask(self, call: FleetCall, report: Callable[[str], None]) -> FleetReply:
+            closed.wait(10)
+            raise FarEndLostError("closed")
+
+        def close(self) -> None:
+            closes.append(1)
+            closed.set()
+
+    devices = iter([Far(lost_at=BaselineCall), Busy()])
+    runner = make_runner(tmp_path, lambda report: next(devices))
+    runner.prepare()
+    runner.limit_waits(time.monotonic() + 0.3)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(DeviceLostError, match="was free in the time that was left"):
+        pool.submit(runner.baseline).result(5)
+    assert closes == [1], "a second close of a command's channel fails"
+
+
+def test_a_device_in_the_place_of_a_lost_one_on_which_plain_pytorch_does_not_fit_is_refused(tmp_path: Path):
+    devices = iter([Far(lost_at=BaselineCall), Far(baseline_fits=False)])
+    runner = make_runner(tmp_path, lambda report: next(devices))
+    runner.prepare()
+    words = "plain PyTorch does not fit on n7 of class fake, and fits on the device before it"
+    with pytest.raises(DeviceRefusedError, match=f"^{words}, "):
+        runner.baseline()
 
 
 def test_a_device_in_the_place_of_a_lost_one_is_checked_before_it_measures_the_baseline(tmp_path: Path):

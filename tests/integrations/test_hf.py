@@ -18,6 +18,7 @@ from autotune.integrations.hf import AutotuneTrainer, PlannedTrainerMixin
 from autotune.ir.plan import Plan
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.region_program import fuse
+from autotune.runtime.planned_loss import PlannedLoss
 from autotune.workloads.live_workload import load_live_workload, save_workload
 from tests.integrations.hf_runs import (
     Kind,
@@ -269,6 +270,16 @@ def test_the_loss_is_copied_without_the_process_group_of_distributed_training(tm
         torch.distributed.destroy_process_group()
     copied = load_live_workload(tmp_path / "step.live")
     assert copied.loss_fn._trainer.model_wrapped is copied.model
+
+
+def test_an_evaluation_releases_the_memory_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    released_in_training: list[bool] = []
+    monkeypatch.setattr(
+        PlannedLoss, "release_memory", lambda planned: released_in_training.append(planned.model.training)
+    )
+    options = {"eval_dataset": Texts(4)}
+    make_trainer(AutotuneTrainer, tmp_path, one_layer, options, num_train_epochs=1, **EVALUATION).train()
+    assert released_in_training == [False, False]
 
 
 def test_a_workload_is_returned_without_an_evaluation_before_it(tmp_path: Path):

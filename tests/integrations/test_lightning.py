@@ -30,6 +30,7 @@ from autotune.records.plan_file import PlanFile
 from autotune.runtime import recapture
 from autotune.runtime.executor import Executor
 from autotune.runtime.op_profiler import profile
+from autotune.runtime.planned_loss import PlannedLoss
 from autotune.workloads.factory import load_workload
 from tests.integrations.lightning_training import Net, loader, train
 from tests.integrations.trees import assert_equal
@@ -168,6 +169,37 @@ def test_a_closure_that_an_optimizer_calls_several_times_changes_no_bit():
     assert_equal(train(build=Newton, rows=32), train([PlanCallback()], Newton, rows=32))
 
 
+class ReadsGradients(pl.Callback):
+    """A callback that reads the gradients of the step before when Lightning is about to clear them."""
+
+    def on_before_zero_grad(self, trainer: pl.Trainer, module: pl.LightningModule, optimizer: Any) -> None:
+        self.gradients = [parameter.grad for parameter in module.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "options", "expected"),
+    [
+        ([], {}, [False, False, False, False]),
+        ([], {"accumulate_grad_batches": 2}, [False, True, False, True]),
+        ([ReadsGradients()], {}, [False, True, True, True]),
+    ],
+    ids=["each step", "accumulation", "a callback reads them"],
+)
+def test_a_planned_step_begins_without_the_gradients_of_the_step_before(
+    callbacks: list[pl.Callback], options: dict[str, Any], expected: list[bool], monkeypatch: pytest.MonkeyPatch
+):
+    held: list[bool] = []
+    forward = PlannedLoss.forward
+
+    def watched(planned: PlannedLoss, batch: Any) -> Any:
+        held.append(any(parameter.grad is not None for parameter in planned.model.parameters()))
+        return forward(planned, batch)
+
+    monkeypatch.setattr(PlannedLoss, "forward", watched)
+    train([PlanCallback(), *callbacks], rows=32, max_epochs=1, **options)
+    assert held == expected
+
+
 def test_checkpoints_and_trainings_that_resume_from_them_are_those_without_a_plan(tmp_path: Path):
     def training(name: str, **options: Any) -> dict[str, Any]:
         keeper = ModelCheckpoint(tmp_path / name, filename="{epoch}", save_top_k=-1)
@@ -232,6 +264,14 @@ def test_a_plan_for_the_workload_of_a_module_is_for_its_training(runs: list[Exec
     assert smallest.recomputed
     assert_equal(train(rows=32), train([PlanCallback(smallest, other_shapes="error")], rows=32))
     assert {run.program.graph.digest for run in runs} == {program.graph.digest}
+
+
+def test_a_workload_of_all_arguments_of_a_method_is_that_of_its_training(runs: list[Executor]):
+    arguments = next(iter(loader())), torch.randn(8, 2)
+    graph = capture(workload(Gan(False), arguments, "critic_loss", unpack=True)).graph
+    callback = PlanCallback(Plan.traced(graph), loss="critic_loss", other_shapes="error")
+    train([callback], lambda: Gan(False), rows=8, max_epochs=1)
+    assert {run.program.graph.digest for run in runs} == {graph.digest}
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", pytest.param("16-mixed", marks=pytest.mark.slow)])

@@ -57,7 +57,8 @@ def ask_script(script: str, log: Path) -> ChildError:
 def test_a_child_that_dies_is_noticed_though_a_process_that_it_forked_holds_the_pipe(tmp_path: Path) -> None:
     script = "if os.fork() == 0:\n    time.sleep(60)\nos.kill(os.getpid(), signal.SIGKILL)"
     error = ask_script(script, tmp_path / "child.log")
-    assert (error.outcome, error.detail) == (Outcome.CRASHED, "killed by SIGKILL")
+    assert error.outcome is Outcome.CRASHED
+    assert error.detail.startswith("killed by SIGKILL from outside, as systemd-oomd or earlyoom do")
 
 
 def test_a_child_that_closes_its_pipe_and_does_not_exit_is_ended(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.measure.children import Children
-from autotune.measure.scratch import Scratch, remove_dead
+from autotune.measure.scratch import Scratch, remove_dead, temporary_root
 from autotune.measure.spec import Spec
 from autotune.study.interrupts import Interrupts
 from autotune.workloads.reference import WorkloadRef
@@ -59,6 +59,20 @@ def test_a_directory_that_another_session_removes_before_it_is_locked_is_made_ag
         assert scratch.path == Path(made[1])
         assert scratch.path.is_dir()
     assert len(made) == 2
+
+
+def test_temporary_files_leave_a_directory_in_memory_that_the_user_did_not_choose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_memory = {tmp_path}
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("autotune.measure.scratch.is_in_memory", in_memory.__contains__)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert temporary_root() == tmp_path
+    monkeypatch.delenv("TMPDIR")
+    assert temporary_root() == Path("/var/tmp")
+    in_memory.clear()
+    assert temporary_root() == tmp_path
 
 
 def test_a_sighup_that_nohup_ignores_stays_ignored() -> None:

@@ -206,6 +206,13 @@ def test_times_of_a_disturbed_night_are_no_record(bench: Bench):
     assert bench.night("n3").verdict is NightVerdict.REGRESSION
 
 
+def test_on_a_machine_that_is_always_busy_only_the_first_night_of_a_champion_is_new(bench: Bench):
+    bench.refines, bench.runner.disturbed = False, lambda number: True
+    bench.crown(nights=[])
+    verdicts = [bench.night(f"n{number}").verdict for number in range(3)]
+    assert verdicts == [NightVerdict.NEW, NightVerdict.INCONCLUSIVE, NightVerdict.INCONCLUSIVE]
+
+
 def test_a_disturbed_first_champion_is_recorded_as_disturbed(bench: Bench):
     bench.search.finds, bench.runner.disturbed = CHAMPION, lambda number: True
     night = bench.night("n1")
@@ -459,8 +466,7 @@ def test_a_champion_is_held_to_the_budget_that_the_entry_has_now(bench: Bench):
     assert night.verdict is NightVerdict.SAME
 
 
-def test_seconds_of_a_night_in_which_eager_does_not_fit_are_not_compared_with_ratios(bench: Bench, monkeypatch):
-    bench.crown()
+def leave_no_memory_for_eager(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared, measure = bench.runner.prepare(), bench.runner.measure
     monkeypatch.setattr(bench.runner, "prepare", lambda: replace(prepared, baseline_fits=False))
     monkeypatch.setattr(
@@ -470,6 +476,11 @@ def test_seconds_of_a_night_in_which_eager_does_not_fit_are_not_compared_with_ra
             (result := measure(plan, **options)), baseline_seconds=(), step_seconds=(5.0,) * len(result.step_seconds)
         ),
     )
+
+
+def test_seconds_of_a_night_in_which_eager_does_not_fit_are_not_compared_with_ratios(bench: Bench, monkeypatch):
+    bench.crown()
+    leave_no_memory_for_eager(bench, monkeypatch)
     night = bench.night("n9")
     assert (night.verdict, night.change) == (NightVerdict.NEW, None)
     assert "4 nights with a measurement of eager are not compared" in night.detail
@@ -477,6 +488,15 @@ def test_seconds_of_a_night_in_which_eager_does_not_fit_are_not_compared_with_ra
     (entry,) = to_document(results)["entries"]
     assert (entry["ratio"], entry["seconds_per_step"]) == (None, 5.0)
     assert build_row(results.nights[0])[2].startswith("5.000 s (")
+
+
+def test_bytes_of_a_night_in_which_eager_does_not_fit_are_compared_with_those_of_all_nights(bench: Bench, monkeypatch):
+    bench.crown()
+    leave_no_memory_for_eager(bench, monkeypatch)
+    bench.runner.extra_bytes = 100_000
+    night = bench.night("n9")
+    assert night.verdict is NightVerdict.REGRESSION
+    assert "charged +12.5 % vs. its record" in night.detail
 
 
 def test_another_graph_makes_the_plan_stale_and_its_successor_is_promoted_after_two_nights(bench: Bench):

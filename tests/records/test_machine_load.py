@@ -49,9 +49,12 @@ def test_eager_much_slower_than_at_the_baseline_is_disturbed_however_even_it_is(
     assert explain_disturbance(None, [1.2] * 4, 1.0) == explain_disturbance(None, [2.0] * 4) == ""
 
 
-def counters(proc: Path, *, busy: int, stolen: int, own: int, faults: int) -> MachineCounters | None:
+def counters(
+    proc: Path, *, busy: int, stolen: int, own: int, faults: int, interrupts: int = 0
+) -> MachineCounters | None:
     """A kernel whose CPU 0 counts these ticks, and whose process 77 took `own` of them."""
-    (proc / "stat").write_text(f"cpu  9 9 9 9\ncpu0 {busy} 0 0 500 0 0 0 {stolen} 0 0\ncpu4095 9 9 9 9\nintr 1\n")
+    row = f"{busy} 0 0 500 0 {interrupts} {interrupts} {stolen} 0 0"
+    (proc / "stat").write_text(f"cpu  9 9 9 9\ncpu0 {row}\ncpu4095 9 9 9 9\nintr 1\n")
     for pid, (ticks, major) in {77: (own, faults), "self": (0, 0)}.items():
         folder = proc / (str(pid) if pid != "self" else str(os.getpid()))
         folder.mkdir(exist_ok=True)
@@ -60,11 +63,11 @@ def counters(proc: Path, *, busy: int, stolen: int, own: int, faults: int) -> Ma
     return read_counters([77], proc)
 
 
-def test_the_load_is_what_the_kernel_counts_beyond_the_measured_processes(tmp_path, monkeypatch):
+def test_the_load_is_what_the_kernel_counts_beyond_the_measured_processes_and_interrupts(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
     monkeypatch.setattr("os.sysconf", lambda name: 100)
     before = counters(tmp_path, busy=100, stolen=10, own=50, faults=3)
-    after = counters(tmp_path, busy=280, stolen=30, own=150, faults=7)
+    after = counters(tmp_path, busy=280, stolen=30, own=150, faults=7, interrupts=40)
     assert before is not None
     assert after is not None
     load = machine_load(replace(before, moment=0.0), replace(after, moment=2.0))

@@ -52,11 +52,28 @@ def test_of_a_change_both_numbers_must_agree_or_else_their_ratio():
     )  # smaller, from a smaller start
 
 
-def test_a_verdict_that_had_no_word_for_a_bound_yet_is_read_as_a_bound(tmp_path: Path):
-    write(tmp_path, [replace(CLAIM, sense="at most", ours=Figure(2.0))])
-    path = tmp_path / RESULT
-    path.write_text(path.read_text().replace('"bound kept"', '"reproduced"'))
-    assert [claim.verdict for claim in read(tmp_path)] == [ClaimVerdict.BOUND]
+@pytest.mark.parametrize(
+    ("sense", "low", "high", "verdict"),
+    [
+        ("equal", 9.6, 10.4, ClaimVerdict.REPRODUCED),
+        ("equal", 9.6, 10.6, ClaimVerdict.UNDECIDED),
+        ("equal", 2.0, 9.4, ClaimVerdict.NOT_REPRODUCED),
+        ("at most", 2.0, 9.9, ClaimVerdict.BOUND),
+        ("at most", 2.0, 10.1, ClaimVerdict.UNDECIDED),
+        ("at most", 2.0, 90.0, ClaimVerdict.UNDECIDED),
+        ("at most", 10.6, 90.0, ClaimVerdict.NOT_REPRODUCED),
+        ("at least", 10.1, 90.0, ClaimVerdict.BOUND),
+        ("at least", 9.0, 90.0, ClaimVerdict.UNDECIDED),
+        ("at least", 2.0, 9.4, ClaimVerdict.NOT_REPRODUCED),
+    ],
+)
+def test_the_whole_interval_of_a_measurement_decides(sense, low, high, verdict, tmp_path: Path):
+    measured = replace(CLAIM, sense=sense, ours=Figure((low + high) / 2, low=low, high=high))
+    assert measured.verdict is verdict
+    write(tmp_path, [measured])
+    assert read(tmp_path) == (measured,)
+    (row,) = claim_rows({"net": [measured]})
+    assert f"GB ({low:.3g} to {high:.3g})" in row[3]
 
 
 def test_what_agrees_on_other_hardware_is_a_ratio():

@@ -130,7 +130,7 @@ def full_run(run_dir: Path) -> Path:
 def test_the_fastest_plan_that_fits_makes_the_headline(tmp_path: Path) -> None:
     html = write_report(full_run(tmp_path / "run")).read_text()
     assert "<h1>The step fits in" in html
-    assert "for 1 % more time (+1 % to +1 %, range of 5)</h1>" in html
+    assert "for 1 % more time (+1 % to +1 %, range of 5), not re-measured</h1>" in html
     assert "plain PyTorch is over the budget" in html
 
 
@@ -373,6 +373,15 @@ def test_pictures_stand_alone_and_are_the_pages_own(tmp_path: Path, capfd: pytes
         assert picture.read_text() in (run / "report.html").read_text()
 
 
+def test_pictures_in_the_place_of_a_file_are_a_usage_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run, place = full_run(tmp_path / "run"), tmp_path / "a file"
+    place.touch()
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["report", str(run), "--pictures", str(place)])
+    assert ended.value.code == 2
+    assert capfd.readouterr().err == f"error: {place}: File exists; name a directory\n"
+
+
 def test_a_run_belongs_to_the_nearest_directory_that_logs_and_else_to_the_one_around_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -485,8 +494,9 @@ def test_a_gain_within_the_noise_of_the_re_measurement_is_not_stated(tmp_path: P
     again = replace(trial(2, graph, costs, plan, noisy), kind=TrialKind.CONFIRM)
     searched = RecordedRun.load(write_run(tmp_path / "searched", trials, graph, costs, "90%"))
     confirmed = RecordedRun.load(write_run(tmp_path / "confirmed", [*trials, again], graph, costs, "90%"))
-    assert summarize_run(searched)[0].endswith("and saves 20 % of the time")
+    assert summarize_run(searched)[0].endswith("and saves 20 % of the time, not re-measured")
     assert summarize_run(confirmed)[0].endswith("and is no slower within the noise (-33 % to +7 %)")
+    assert dict(list_run_facts(searched))["time over eager's"].endswith(", not re-measured")
     facts = dict(list_run_facts(confirmed))
     assert facts["time over eager's"] == "-6.5 % (-33.0 % to +7.0 %, 95 % of 6)"
     assert facts["machine"] == DEVICE.silicon

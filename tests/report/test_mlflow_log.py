@@ -22,7 +22,7 @@ from autotune.api.launch import run_tracked
 from autotune.cli import main as cli
 from autotune.cli.commands import report
 from autotune.cli.commands.report import run as log_again
-from autotune.errors import ConfigError, LockedError
+from autotune.errors import ConfigError, DeviceLostError, LockedError
 from autotune.ir.plan import Plan
 from autotune.records.config import Config
 from autotune.records.json_codec import from_json
@@ -31,9 +31,10 @@ from autotune.records.run_dir import lock_run_dir
 from autotune.records.trial import Trial, TrialKind, load_trials
 from autotune.report import tables
 from autotune.report.html import write_report
-from autotune.report.mlflow_log import Tracker, experiment_name
-from autotune.report.mlflow_store import ENVIRONMENT, MLFLOW_VIEW, relocate_artifacts
-from autotune.report.tracking.fields import trial_metrics
+from autotune.report.mlflow_log import Tracker
+from autotune.report.mlflow_store import BEST_TRIAL, ENVIRONMENT, MLFLOW_VIEW, experiment_name, relocate_artifacts
+from autotune.report.tracking.artifacts import INCOMPLETE
+from autotune.report.tracking.fields import MAX_NAME, trial_metrics
 from autotune.study.recorded_run import read_session_end
 from autotune.study.session import StudyResult, tune
 from autotune.study.verdicts.confirm import to_table
@@ -55,6 +56,11 @@ def open_client(uri: str) -> "MlflowClient":
     from mlflow import MlflowClient  # deferred: the import takes seconds
 
     return MlflowClient(tracking_uri=uri)
+
+
+def refuse(*arguments: object, **options: object) -> None:
+    """Fail in place of a client's method."""
+    raise OSError("no credentials for s3://results\nset AWS_ACCESS_KEY_ID")
 
 
 class Logged:
@@ -91,6 +97,11 @@ class Logged:
         runs = self.client.search_runs([each.experiment_id for each in experiments])
         (parent,) = (run for run in runs if run.info.run_name == f"{name} {budget}")
         return [run for run in runs if parent.info.run_id in (run.info.run_id, run.data.tags.get("mlflow.parentRunId"))]
+
+    def study(self, name: str) -> "Run":
+        """The study's run of that name, with its inputs."""
+        (found,) = (run for run in self.family(name) if run.data.tags["autotune.kind"] == "study")
+        return self.client.get_run(found.info.run_id)
 
     def runs(self) -> "list[Run]":
         return self.family("first")
@@ -224,13 +235,13 @@ def test_steps_and_trials_carry_the_time_at_which_they_ended(logged):
     ]
 
 
-def test_a_trial_ends_after_what_was_measured_in_it_and_not_when_it_is_logged(logged, later):
+def test_a_trial_ends_after_what_was_measured_in_it_and_no_run_ends_when_it_is_logged(logged, later):
     for number, run in logged.children.items():
         measurement = logged.result.trials[number].measurement
         measured = sum(measurement.step_seconds) + sum(measurement.baseline_seconds)
         assert run.info.end_time - run.info.start_time >= int(1000 * measured)
     ends = [run.info.end_time for run in logged.family(later.name) if "autotune.trial" in run.data.tags]
-    assert max(ends) == int(2e12)
+    assert max(ends) == logged.study(later.name).info.end_time == int(2e12)
 
 
 def test_a_refused_study_logs_nothing_and_changes_nothing_of_a_running_one(logged, later):
@@ -453,6 +464,77 @@ def test_what_is_logged_anew_is_what_is_shown_also_where_it_is_less(logged):
     assert shown(study, table) == (logged.result.best.measurement.charged_bytes, plan["rounds"])
 
 
+def test_a_study_whose_winner_was_withdrawn_names_no_best_trial(logged):
+    summary = logged.run_dir / "study.json"
+    study = json.loads(summary.read_text())
+    named = []
+    for best in (None, study["best"]):
+        summary.write_text(json.dumps({**study, "best": best}))
+        Tracker(logged.config, logged.run_dir).finish()
+        named.append(logged.parent.data.tags.get(BEST_TRIAL))
+    assert named == [None, str(study["best"])]
+
+
+def test_artifacts_that_a_store_refuses_are_named_and_stored_later_and_all_else_is_logged(logged):
+    run_dir = logged.run_dir.parent / "refused"
+    tracker = Tracker(logged.config, run_dir)
+    with pytest.MonkeyPatch.context() as patch:
+        for method in ("log_artifact", "log_artifacts", "log_text"):
+            patch.setattr(f"mlflow.MlflowClient.{method}", refuse)
+        result = logged.tune(tracker, run_dir)
+        message = tracker.finish()
+    assert message.endswith("; artifacts are missing: no credentials for s3://results")
+    runs = {run.data.tags.get("autotune.trial", "study"): run for run in logged.family(run_dir.name)}
+    seconds = {str(trial.number): trial.measurement.median_seconds for trial in result.trials}
+    assert {name: run.data.metrics.get("step_seconds") for name, run in runs.items() if name != "study"} == seconds
+    assert {run.info.status for run in runs.values()} <= {"FINISHED", "FAILED"}
+    incomplete = {name: run.data.tags[INCOMPLETE] for name, run in runs.items() if INCOMPLETE in run.data.tags}
+    assert set(incomplete) >= {"study", *(str(trial.number) for trial in result.trials if trial.plan is not None)}
+    assert set(incomplete.values()) == {"no credentials for s3://results"}
+
+    assert "artifacts are missing" not in Tracker(logged.config, run_dir).finish()
+    assert not any(INCOMPLETE in run.data.tags for run in logged.family(run_dir.name))
+    for name, files in ((str(result.best.number), {"plan.json", "memory.svg"}), ("study", {"trials.csv"})):
+        assert {file.path for file in logged.client.list_artifacts(runs[name].info.run_id)} >= files
+
+
+def test_a_study_whose_run_was_created_without_params_gets_them_later(logged):
+    run_dir = logged.run_dir.parent / "begun"
+    tune(logged.config, FakeRunner(), run_dir, lasting=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mlflow.MlflowClient.log_batch", refuse)
+        assert Tracker(logged.config, run_dir).finish().startswith("not logged to ")
+    assert "budget" not in logged.study(run_dir.name).data.params
+    Tracker(logged.config, run_dir).finish()
+    study = logged.study(run_dir.name)
+    assert study.data.params["budget"] == "65%"
+    assert len(study.inputs.dataset_inputs) == 1
+
+
+def test_a_workload_with_long_arguments_is_logged(logged):
+    run_dir, config = logged.run_dir.parent / "long", logged.configured(arguments={"note": MAX_NAME * "x"})
+    tune(config, FakeRunner(), run_dir, lasting=False)
+    assert Tracker(config, run_dir).finish().startswith(f"{logged.experiment.name}: ")
+    (batch,) = logged.study(run_dir.name).inputs.dataset_inputs
+    assert batch.dataset.name == f"batch of {config.ref}"[:MAX_NAME]
+
+
+def test_a_study_whose_experiment_was_deleted_is_logged_to_the_next_number(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    config, run_dir = configured(tmp_path, runs=str(tmp_path), trials=3), tmp_path / "run"
+    result = tune(config, FakeRunner(), run_dir, lasting=False)
+    names = []
+    for _ in range(3):
+        tracker = Tracker(config, run_dir)
+        names.append(tracker.finish().partition(": ")[0])
+        client = open_client(tracker.uri)
+        experiment = client.get_experiment_by_name(names[-1])
+        assert len(client.search_runs([experiment.experiment_id])) == 1 + len(result.trials)
+        client.delete_experiment(experiment.experiment_id)
+    name = experiment_name("resnet18", DEVICE.key)
+    assert names == [name, f"{name}.2", f"{name}.3"]
+
+
 def test_baseline_seconds_of_an_even_number_of_samples_lie_between_the_middle_two():
     measurement = Measurement(Outcome.OK, step_seconds=(1.0,), baseline_seconds=(4.0, 1.0, 3.0, 2.0))
     assert (
@@ -485,6 +567,18 @@ def test_a_study_that_is_killed_is_logged_with_the_winner_of_its_records_and_as_
     assert killed.parent.data.tags["autotune.best_trial"] == str(killed.result.best.number)
     assert killed.parent.data.metrics["best_charged_bytes"] == killed.result.best.measurement.charged_bytes
     assert "budget_bytes" in killed.parent.data.metrics
+
+
+def test_a_study_that_an_error_ends_is_logged_as_killed(logged):
+    def lose(runner: FakeRunner) -> None:
+        if len(runner.measured) == 2:
+            raise DeviceLostError("no device is left; start one")
+
+    run_dir = logged.run_dir.parent / "lost"
+    with pytest.raises(DeviceLostError, match="no device is left"):
+        run_tracked(logged.config, FakeRunner(before_measure=lose), run_dir, lambda event: None)
+    assert json.loads((run_dir / "study.json").read_text())["interrupted"] is None
+    assert logged.study(run_dir.name).info.status == "KILLED"
 
 
 def test_a_session_that_is_killed_after_one_that_ended_is_not_taken_for_the_first(logged, tmp_path):

@@ -14,6 +14,7 @@ from autotune.capture.program import Meta, Program
 from autotune.capture.tracer import capture
 from autotune.runtime import op_profiler as profiling
 from autotune.runtime.op_profiler import profile
+from autotune.workloads import live_workload
 from tests.support.eager import eager_step, tensors, worst_difference
 from tests.support.small import make, mlp, normalized
 
@@ -94,6 +95,22 @@ def test_costs_of_another_device_are_not_taken_and_not_lost(measured, tmp_path: 
     assert len(json.loads(cache.read_text())) == 2
     assert profile(captured(mlp), cache=cache) == first
     assert measured[2] == []
+
+
+def test_costs_of_other_kernels_or_another_precision_are_measured_again(measured, tmp_path: Path):
+    cache = tmp_path / "costs.json"
+    profile(captured(mlp), cache=cache)
+    with torch.backends.mkldnn.flags(enabled=False):
+        profile(captured(mlp), cache=cache)
+    before = live_workload._read_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        profile(captured(mlp), cache=cache)
+    finally:
+        live_workload._set_precision(before)
+    profile(captured(mlp), cache=cache)
+    assert measured[0] == measured[1] == measured[2]
+    assert measured[3] == []
 
 
 def test_a_cache_from_a_busy_machine_is_measured_anew(measured, tmp_path: Path):

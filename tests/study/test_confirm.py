@@ -22,6 +22,7 @@ from autotune.study.verdicts.confirm import (
     select_fallback,
     select_next,
 )
+from autotune.study.verdicts.next_run import select_next_run
 from autotune.study.verdicts.ranking import Rules, reject_by_estimate
 from tests.nightly.fakes import NOISE, recorded
 from tests.study.test_ranking import estimate
@@ -118,6 +119,26 @@ def test_a_fresh_run_that_was_refused_is_no_round_and_confirms_nothing():
     assert asked(trials) == [0, 0, 0, 1, 0, 1]
     best, other = compare_confirmed(trials, RULES)
     assert (best.trial.plan.order[0], best.rounds, other.rounds) == (1, 2, 2)
+
+
+def test_a_plan_whose_re_measurements_were_all_cut_off_has_failed_and_one_with_another_run_has_not():
+    killed = Measurement(Outcome.CRASHED, "killed by SIGKILL")
+    trials = [
+        *searched(1.0, 1.05), trial(2, killed, 0, TrialKind.CONFIRM),
+        trial(3, measured(1.05), 1, TrialKind.CONFIRM), trial(4, killed, 1, TrialKind.CONFIRM),
+    ]  # fmt: skip
+    confirmed = [(plan.trial.number, plan.label, plan.rounds) for plan in compare_confirmed(trials, RULES)]
+    assert confirmed == [(3, "BEST", 1), (2, "crashed", 1)]
+
+
+def test_a_near_miss_is_planned_again_first_unless_no_time_may_be_left_to_re_measure_the_best_plan():
+    over = measured(1.0, charged=1505, outcome=Outcome.OVER_BUDGET)
+    trials = [trial(0, measured(1.02), 0), trial(1, over, 1)]
+    assert select_next_run("time", trials, RULES, is_late=False).kind is TrialKind.LOWERED
+    late = select_next_run("time", trials, RULES, is_late=True)
+    assert (late.kind, late.candidate.plan) == (TrialKind.CONFIRM, Plan((0,)))
+    trials += [trial(2, over, 0, TrialKind.CONFIRM), trial(3, measured(1.05), 3)]  # a re-measurement that failed
+    assert select_next_run("time", trials, RULES, is_late=True).kind is TrialKind.LOWERED
 
 
 def test_nothing_is_asked_where_nothing_fits():

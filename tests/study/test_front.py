@@ -233,3 +233,9 @@ def test_the_scale_of_budgets_goes_from_the_smallest_plan_to_eager_or_to_the_lim
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_a_spread_of_few_points_needs_no_gap(count: int):
     assert spread([(1.0,)] * count) == list(range(count))
+
+
+def test_a_plan_whose_re_measurements_were_all_killed_is_no_point():
+    killed = Measurement(Outcome.CRASHED, "killed by SIGKILL")
+    trials = searched((800, 1.2), (900, 1.0)) + [trial(n, killed, 0, TrialKind.CONFIRM) for n in (2, 3)]
+    assert FrontStatus.FRONT not in [point.status for point in assess_front(trials, RULES)]

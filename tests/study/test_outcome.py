@@ -147,4 +147,4 @@ def test_a_budget_is_not_infeasible_where_the_time_was_over_before_the_planners_
 
 def test_a_suggested_command_is_quoted_for_a_shell():
     text = str(explain_no_time(CONFIG, Path("runs/my run")))
-    assert text.endswith("continue with a longer one: autotune resume 'runs/my run' --time 10m")
+    assert text.endswith("continue with a longer one: autotune resume 'runs/my run' --time 20m")

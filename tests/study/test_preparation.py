@@ -1,5 +1,6 @@
-"""What a study refuses before it measures: the records of another device."""
+"""What a study refuses or notes before it measures: the records of another device."""
 
+import json
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from autotune.api.launch import read_baseline
 from autotune.errors import ConfigError
 from autotune.measure.survey import PreparedWorkload
 from autotune.records.config import Config, load_config
 from autotune.records.device import Device
 from autotune.records.run_dir import RunDir
-from autotune.records.trial import TrialKind
+from autotune.records.trial import TrialKind, load_trials
 from autotune.study.batch.records import BatchSearch, StepSize, write_batch_search
+from autotune.study.events import Event, Logged
 from autotune.study.session import tune
 from autotune.testing.fake_runner import DEVICE, FakeRunner
 from autotune.testing.runner_contract import make_config
@@ -41,9 +44,11 @@ def run(directory: Path, on: str | None, device: Device, trials: int = 5) -> Non
 def test_a_study_on_a_fleet_is_not_resumed_on_another_chip(tmp_path: Path, first: str | None, second: str | None):
     run(tmp_path, first, DEVICE)
     files = RunDir(tmp_path / "run")
-    lines = files.trials.read_bytes().splitlines(keepends=True)
-    for count in (len(lines), 1):  # the baseline names no device: device.json does
-        files.trials.write_bytes(b"".join(lines[:count]))
+    recorded = files.trials.read_bytes()
+    baseline = json.loads(recorded.splitlines()[0])
+    baseline["measurement"]["device"] = None  # as in records of earlier versions, where device.json names it
+    for records in (recorded, json.dumps(baseline).encode() + b"\n"):
+        files.trials.write_bytes(records)
         before = files.trials.read_bytes(), files.device.read_bytes()
         with pytest.raises(ConfigError) as caught:
             run(tmp_path, second, OTHER, trials=8)
@@ -67,6 +72,30 @@ def test_an_upgraded_device_another_class_of_equal_ones_and_a_renamed_cpu_here_g
     run(tmp_path, second, device, trials=8)
     assert files.trials.read_bytes().startswith(before)
     assert files.trials.read_bytes() != before
+
+
+def on_threads(count: int) -> Device:
+    return replace(DEVICE, environment={"torch threads": str(count)})
+
+
+def test_a_study_that_goes_on_with_other_threads_notes_them(tmp_path: Path):
+    events: list[Event] = []
+    for threads, trials in ((2, 2), (4, 3)):
+        config = make_config(tmp_path, trials=trials, moves=False)
+        tune(config, RunnerOn(device=on_threads(threads)), tmp_path / "run", progress=events.append, lasting=False)
+    (note,) = (event for event in events if isinstance(event, Logged))
+    assert note.store == "device"
+    assert "the earlier trials ran with other settings: torch threads: recorded 2, now 4;" in note.message
+    assert note.message.endswith(f"--seed-from {tmp_path / 'run'}")
+
+
+def test_the_baseline_keeps_the_device_that_measured_it(tmp_path: Path):
+    run(tmp_path, None, on_threads(2), trials=2)
+    run(tmp_path, None, on_threads(4), trials=3)
+    baseline = load_trials(RunDir(tmp_path / "run").trials)[0].measurement
+    assert baseline is not None
+    assert baseline.device == on_threads(2)
+    assert read_baseline(tmp_path / "run") == (baseline, on_threads(2))
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from autotune.study.verdicts.ranking import (
     pool_runs,
     ratio_noise,
     reject_by_estimate,
+    reuse_measurement,
     score_trial,
     select_fitting,
     select_leader,
@@ -211,11 +212,29 @@ def test_plans_that_were_cut_off_are_dropped_with_their_repeats_only_where_no_pl
 
 
 @pytest.mark.parametrize("cut_off", CUT_OFF, ids=lambda result: str(result.outcome))
-def test_a_run_that_was_cut_off_counts_until_a_later_run_of_its_plan_ends(cut_off: Measurement):
-    first, last = trial(1, seen()), trial(3, seen(), TrialKind.CONFIRM, plan=1)
-    between = trial(2, cut_off, TrialKind.CONFIRM, plan=1)
-    assert select_fitting([first, between], RULES) == []
-    assert [fitting.number for fitting in select_fitting([first, between, last], RULES)] == [3]
+def test_a_run_that_was_cut_off_counts_only_where_no_other_run_of_its_plan_ended(cut_off: Measurement):
+    ended, other = trial(1, seen(), plan=7), trial(2, cut_off, TrialKind.CONFIRM, plan=7)
+    for runs in ([ended, other], [other, ended]):
+        assert [fitting.number for fitting in select_fitting(runs, RULES)] == [1]
+    assert select_fitting([other], RULES) == []
+
+
+@pytest.mark.parametrize("cut_off", CUT_OFF, ids=lambda result: str(result.outcome))
+def test_a_plan_whose_re_measurement_was_cut_off_wins_only_where_no_plan_was_re_measured(cut_off: Measurement):
+    fastest, other = trial(1, seen(ratio=1.0)), trial(2, seen(ratio=1.1))
+    trials = [fastest, other, trial(3, cut_off, TrialKind.CONFIRM, plan=1)]
+    assert select_winner(trials, RULES) == fastest
+    confirmed = trial(4, seen(ratio=1.1), TrialKind.CONFIRM, plan=2)
+    assert select_winner([*trials, confirmed], RULES) == confirmed
+
+
+@pytest.mark.parametrize("cut_off", CUT_OFF, ids=lambda result: str(result.outcome))
+def test_a_repeat_reuses_the_run_that_ended_and_not_the_one_that_was_cut_off(cut_off: Measurement):
+    trials = [trial(1, seen()), trial(2, cut_off, TrialKind.CONFIRM, plan=1)]
+    repeat = reuse_measurement(trial(3, cut_off, plan=1), trials)
+    assert repeat is not None
+    assert repeat.kind is TrialKind.REPEAT
+    assert repeat.measurement == replace(seen(), detail="same plan as trial 1: not run again")
 
 
 def test_a_plan_is_hopeless_once_all_pairs_together_exclude_what_is_to_be_beaten():

@@ -19,10 +19,12 @@ import pytest
 
 from autotune.errors import (
     ConfigError,
+    DeviceLostError,
     InfeasibleError,
     LockedError,
     NumericsError,
     OutOfTimeError,
+    PlansFailedError,
     StoreError,
     WorkerError,
 )
@@ -250,6 +252,21 @@ def test_planners_are_asked_again_where_all_that_they_answered_was_charged_too_m
     assert second.estimate.peak_bytes < first.estimate.peak_bytes <= result.budget_bytes
 
 
+def test_a_resumed_study_asks_the_planners_for_less_where_all_that_they_answered_before_was_charged_too_much(
+    tmp_path, monkeypatch
+):
+    def only_the_smallest_wastes_nothing(runner: FakeRunner) -> None:
+        runner.overhead = 0.0 if len(runner.measured) == 1 else 0.05
+
+    monkeypatch.setattr("autotune.planners.space.find_spec", lambda _: None)  # windows take CP-SAT seconds each
+    runner = FakeRunner(before_measure=only_the_smallest_wastes_nothing)
+    run(tmp_path, runner, budget="70%", trials=3, planners=GREEDY)
+    result = run(tmp_path, FakeRunner(overhead=0.05), budget="70%", trials=4, planners=GREEDY)
+    first, second = [trial for trial in result.trials if trial.kind == "planner"]
+    assert [trial.measurement.outcome for trial in (first, second)] == [Outcome.OVER_BUDGET, Outcome.OK]
+    assert second.target_bytes < first.target_bytes
+
+
 def test_a_budget_that_another_plan_than_the_smallest_meets_is_tuned_and_one_that_none_meets_is_refused(tmp_path):
     class Coarse(DevicePlanning):
         """Its smallest plan changes nothing."""
@@ -393,6 +410,28 @@ def test_a_runner_that_fails_to_close_costs_neither_the_plan_nor_the_summary_nor
     assert planfile.read(tmp_path / "plans" / "run.json").plan is not None
     assert json.loads((tmp_path / "run" / "study.json").read_text())["best"] is not None
     assert reported == [tmp_path / "run"]
+
+
+def lose_the_device(runner: FakeRunner) -> None:
+    if len(runner.measured) == 2:
+        raise DeviceLostError("no device of the class is left")
+
+
+@pytest.mark.parametrize(
+    ("runner", "error", "interrupted"),
+    [
+        (FakeRunner(outcome_of=lambda plan: Outcome.OUT_OF_MEMORY), InfeasibleError, 0),
+        (FakeRunner(outcome_of=lambda plan: Outcome.CRASHED), PlansFailedError, 0),
+        (FakeRunner(before_measure=lose_the_device), DeviceLostError, None),
+    ],
+    ids=["infeasible", "failed", "lost"],
+)
+def test_a_search_that_an_error_cut_short_is_recorded_as_such_and_one_that_found_no_plan_as_ended(
+    tmp_path, runner, error, interrupted
+):
+    with pytest.raises(error):
+        run(tmp_path, runner, trials=3)
+    assert json.loads((tmp_path / "run" / "study.json").read_text())["interrupted"] == interrupted
 
 
 def test_infeasible_names_the_op_the_lowest_peak_and_the_next_move(tmp_path):

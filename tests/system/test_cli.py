@@ -247,6 +247,7 @@ def test_every_command_has_help(command: str, run: Callable[..., tuple[int, str,
         (("tune", "resnet18", "--store", "ssd=nowhere"), "ssd store: no directory nowhere"),
         (("tune", "resnet18", "--store", "ssd=a file"), "a file is no directory"),
         (("tune", "resnet18", "--name", "../up"), "a plain name"),
+        (("tune", "resnet18", "--name", "nightly"), "name 'nightly': runs/nightly has records of another kind; give another"),
         (("tune", "resnet18", "--name", ""), "name '': give a plain name, neither empty nor a path; it becomes"),
         (("tune", "no.yaml"), "no.yaml"),
         (("tune", "resnet"), "resnet: no zoo workload; known: resnet18, "),
@@ -282,6 +283,7 @@ def test_every_command_has_help(command: str, run: Callable[..., tuple[int, str,
         (("device", "probe", "--device", "tpu"), "unknown device 'tpu'"),
         (("device", "probe", "--store", "sdd=."), "--store sdd: no such store; known: ssd, ramdisk, host"),
         (("device", "probe", "--store", "ssd=nowhere"), "ssd store: no directory nowhere"),
+        (("device",), "missing command; try autotune device --help"),
         (("device", "prob"), "prob"),
         (("device", "diff", "no.json", "no.json"), "no.json: cannot read the device profile"),
         (("device", "diff", "cut.json", "whole.json"), "cut.json: not a device profile"),
@@ -630,6 +632,17 @@ def test_a_plan_that_does_not_fit_is_4_and_writes_nothing(
     assert (code, out) == (4, "")
     assert err.splitlines()[-1].startswith("error: chain() needs ")
     assert not list(files(here))
+
+
+def test_a_place_that_cannot_hold_the_plan_is_refused_before_any_work(
+    here: Path, run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "plans").mkdir()
+    (here / "file").write_text("x")
+    monkeypatch.setattr("autotune.cli.commands.plan.survey", lambda *_: pytest.fail("surveyed"))
+    for place, reason in (("plans", "plans: Is a directory; name a file"), ("file/plan.json", "Not a directory")):
+        code, _, err = run("plan", "chain", "--budget", "60%", "-o", place)
+        assert (code, reason in err, len(err.splitlines())) == (2, True, 1)
 
 
 def test_plan_json_is_one_document_whatever_libraries_print(

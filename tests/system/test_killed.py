@@ -124,7 +124,7 @@ def test_a_worker_killed_in_a_trial_is_that_trials_outcome_and_the_study_goes_on
             first = tune(config, runner, tmp_path / "run")
         second = tune(config, runner, tmp_path / "run")
     killed = [one for one in first.trials if one.measurement.outcome is Outcome.CRASHED]
-    assert [one.measurement.detail.partition(":")[0] for one in killed] == ["killed by SIGKILL"]
+    assert [one.measurement.detail.startswith("killed by SIGKILL") for one in killed] == [True]
     kinds = [one.kind for one in first.trials[killed[0].number :]]
     assert (kinds[0], set(kinds[1:])) == ("planner", {"confirm"})
     assert first.best is not None

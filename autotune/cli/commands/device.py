@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from autotune.cli.output import answer_stream, print_json, print_note
+from autotune.cli.output import answer_stream, check_file_place, print_json, print_note
 from autotune.errors import ConfigError, nearest
 from autotune.fleet.local import check_store_directories
 from autotune.measure.device import profile as device_profile
@@ -25,6 +25,7 @@ def probe(kind: str, stores: dict[str, str], out: Path | None, *, json: bool) ->
     directories = {name: Path(directory) for name, directory in stores.items()}
     check_store_directories(directories)
     this_device(kind)  # an unknown device is refused before anything slow starts
+    check_file_place(out)
     with answer_stream() as answer:
         print_note("measuring this device: about ten seconds, and up to twenty for each store")
         from autotune.measure.device.probe import probe as measure

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from autotune.cli.output import answer_stream, print_json
+from autotune.cli.output import answer_stream, check_file_place, print_json
 from autotune.errors import InfeasibleError
 from autotune.study.offline.file_layout import FileLayout, lay_out_file
 from autotune.units import fmt_seconds, parse_bytes
@@ -14,6 +14,7 @@ def run(file: Path, *, capacity: str | None, alignment: int, effort: int, out: P
     Raises InfeasibleError where no layout within the capacity was computed.
     """
     limit = None if capacity is None else parse_bytes(f"{capacity}B" if capacity.isdecimal() else capacity)
+    check_file_place(out)
     with answer_stream() as answer:
         result = lay_out_file(file, limit, alignment=alignment, effort=effort)
         layout = result.layout

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.api.launch import plan_batch_size, survey
-from autotune.cli.output import answer_stream, print_json, print_note
+from autotune.cli.output import answer_stream, check_file_place, print_json, print_note
 from autotune.errors import ConfigError
 from autotune.records import plan_file as planfile
 from autotune.records.config import BATCH_OBJECTIVES
@@ -23,6 +23,7 @@ def run(config: "Config", *, out: Path | None, json: bool) -> None:
     if out is None and not json:
         raise ConfigError("no file for the plan; add -o FILE, or --json to print it")
     refuse_front(config)
+    check_file_place(out)
     with answer_stream() as answer:
         start = time.perf_counter()
         if config.objective in BATCH_OBJECTIVES:

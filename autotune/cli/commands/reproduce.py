@@ -153,9 +153,13 @@ def _find_module(folder: Path) -> tuple[str, Path]:
 
 
 def _lost_claims(before: Sequence[Claim], now: Sequence[Claim]) -> Iterator[str]:
-    """Return the texts of claims that were reproduced before and are not any more."""
+    """Return the texts of claims that were reproduced before and are not any more.
+
+    A measurement that decides nothing refutes nothing.
+    """
     reproduced = {claim.text for claim in before if claim.verdict in REPRODUCED}
-    return (claim.text for claim in now if claim.text in reproduced and claim.verdict not in REPRODUCED)
+    holds = {*REPRODUCED, ClaimVerdict.UNDECIDED}
+    return (claim.text for claim in now if claim.text in reproduced and claim.verdict not in holds)
 
 
 def _align(lines: Sequence[tuple[str, ...]]) -> Iterator[str]:

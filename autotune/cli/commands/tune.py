@@ -45,6 +45,7 @@ def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
 
             out.writelines(f"{line}\n" for line in describe_search(search))
         from autotune.study.outcome import describe_disturbance
+        from autotune.study.verdicts.confirm import ConfirmationStatus
 
         if disturbed := describe_disturbance(result.trials):
             out.write(f"busy    other work disturbed {disturbed}; tune under another --name on an idle machine\n")
@@ -52,7 +53,7 @@ def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
                 out.write(f"        beside other work {advice}\n")
         if result.ended:
             out.write(f"search  ended: {result.ended}\n")
-        if result.best is not None and not result.confirmed:
+        if result.best is not None and all(plan.status is ConfirmationStatus.FAILED for plan in result.confirmed):
             out.write(
                 "note    the search ended before its plan was re-measured beside plain eager; "
                 f"go on with: {command} --time 5m\n"

@@ -1,5 +1,6 @@
 """Collect the conditions of this machine that may explain a change of its measurements."""
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -30,9 +31,10 @@ def collect_machine_conditions() -> MachineConditions:
     """Return the conditions of this machine; takes a second in which this process sleeps, to measure the load."""
     packages: dict[str, str] = {}
     for package in distributions():  # the first of a name is the one that Python imports
-        name: str | None = package.metadata["Name"]  # an interrupted installation leaves a directory without metadata
-        if name and package.version:
-            packages.setdefault(name.lower(), package.version)
+        with contextlib.suppress(LookupError, OSError, TypeError):  # an interrupted installation leaves no metadata
+            name: str | None = package.metadata["Name"]
+            if name and package.version:
+                packages.setdefault(name.lower(), package.version)
     code = {"commit": git_sha()[:12], "uncommitted": hash_uncommitted(), "autotune": packages.pop(DISTRIBUTION, "")}
     environment = {
         "kernel": os.uname().release,

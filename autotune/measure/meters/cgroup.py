@@ -14,6 +14,8 @@ PREFIX = "autotune-"
 """Prefix of the names of cgroups that contain one child process and nothing else."""
 
 _ROOT = Path("/")
+_LIMITS = ("memory.max", "memory.high", "memory.swap.max", "cpu.max", "cpuset.cpus", "cpuset.mems")
+"""Files with the limits of a cgroup (version 2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +252,25 @@ def _make(home: Cgroup, name: str) -> Cgroup:
                 control.write_text("+memory", encoding="utf-8")
             made = Cgroup(place / name, 2)
             made.path.mkdir(exist_ok=True)
-            if place != home.path and (limit := home.limit_bytes()) is not None:
-                (made.path / "memory.max").write_text(
-                    str(limit), encoding="utf-8"
-                )  # beside home, its limit does not hold
+            if place != home.path:
+                _copy_limits(home.path, made.path)
             return made
         except OSError as error:
             problem = error
     raise problem
+
+
+def _copy_limits(source: Path, target: Path) -> None:
+    """Give a cgroup beside another one its limits of memory and CPUs, which do not hold there.
+
+    Raises OSError where one cannot be set, without the new cgroup: its processes would run on another machine than the user's.
+    """
+    try:
+        for name in _LIMITS:
+            limit = (source / name).read_text(encoding="utf-8").strip() if (source / name).exists() else ""
+            if limit and limit.split()[0] != "max":
+                (target / name).write_text(limit, encoding="utf-8")
+    except OSError:
+        with contextlib.suppress(OSError):
+            target.rmdir()
+        raise

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from autotune.ir.plan import Plan
-from autotune.measure.limits import limit_data
+from autotune.measure.limits import limit_data, start_threads
 from autotune.measure.machine_counters import count_page_faults
 from autotune.measure.messages import (
     BLOCK_STEPS,
@@ -76,6 +76,7 @@ class _Timing:
     """True if the process returned its memory after the last step."""
     unmeasured: int = UNMEASURED_STEPS
     """Number of steps that the next block runs before it measures."""
+    rests: bool = True  # the process returns its memory while others run
 
 
 class Bench:
@@ -86,6 +87,7 @@ class Bench:
         self.report: Callable[[WorkProgress], None] = ignore_progress
         self._timing: _Timing | None = None
         if spec.device_kind != "cuda" and spec.limit_bytes is not None:
+            start_threads(spec.threads)
             limit_data(spec.limit_bytes, best_meter(spec.device_kind).now_bytes())
         self._eager = EagerWorkload(spec)
         # after the workload, which may choose one of several GPUs; each request limits the process first
@@ -201,7 +203,7 @@ class Bench:
         self._plans.compile_variants()
         return Done()
 
-    def begin_timing(self, plan: Plan | None) -> Done:
+    def begin_timing(self, plan: Plan | None, *, rests: bool = True) -> Done:
         """Make a plan, or without one plain eager, ready to be timed in blocks; lay out its arena."""
         timing = self._timing
         if plan is None and timing is not None and timing.plan is None and not timing.is_rested:
@@ -211,7 +213,7 @@ class Bench:
         self.stop_timing()
         self._eager.restore()
         stack = contextlib.ExitStack()
-        timing = self._timing = _Timing(plan, self._eager.step, stack)
+        timing = self._timing = _Timing(plan, self._eager.step, stack, rests=rests)
         if plan is None:
             stack.enter_context(self._eager.factory_settings())
         else:
@@ -223,6 +225,8 @@ class Bench:
                 _lay_out(timing.step)
             timing.charged.add(meter, same=False)
             timing.steps = LAYOUT_STEPS
+            if rests:
+                self._rest()
         return Done()
 
     def hash_timed(self) -> Digests:
@@ -235,6 +239,8 @@ class Bench:
         timing.unmeasured = UNMEASURED_STEPS if timing.arena is None else 0
         self._eager.drop_gradients()
         release_memory()
+        if timing.rests:
+            self._rest()
         return Digests(digests)
 
     def time_block(self, *, counts: bool, rests: bool) -> TimedBlock:
@@ -255,9 +261,7 @@ class Bench:
             stalls=tuple(stall for _, stall, _ in steps),
             page_faults=tuple(faults for _, _, faults in steps),
             transfer_bytes=executor.transfer_bytes if executor is not None else 0,
-            lanes=executor.transfer_trace
-            if executor is not None and timing.plan is not None and timing.plan.store
-            else None,
+            lanes=executor.transfer_trace if executor is not None and timing.plan and timing.plan.store else None,
             charged_bytes=timing.charged.peak_bytes if counts else meter.peak_bytes,
             meter=meter.name,
         )

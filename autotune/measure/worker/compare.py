@@ -113,8 +113,8 @@ def write_witness(eager: EagerWorkload, directory: Path, witness: RoundingWitnes
             record_results(eager, eager.step, record_exact, double=True)
     else:
         draw = (RoundingWitness.MOVED_0, RoundingWitness.MOVED_1).index(witness)
-        # weights of a loss stay: nothing restores them before the next run
-        record_results(eager, eager.step, record, begin=partial(move_weights, workload.model, draw))
+        begin = partial(move_weights, workload.model, draw, workload.loss_fn)
+        record_results(eager, eager.step, record, begin=begin)
     place.mkdir(parents=True, exist_ok=True)
     rows = {name: [each.distance, each.size, each.eager_size, each.eps] for name, each in deviations.items()}
     (place / _DEVIATIONS).write_text(json.dumps(rows), encoding="utf-8")

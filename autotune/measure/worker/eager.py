@@ -23,6 +23,7 @@ from autotune.measure.spec import Spec
 from autotune.measure.worker.reference import Reference, Writer
 from autotune.runtime import malloc
 from autotune.runtime.update_cycle import UpdateCycle
+from autotune.runtime.verification.snapshot import named_buffers, named_parameters
 from autotune.workloads.batch import batch_tensors, map_batch
 from autotune.workloads.factory import load_workload
 from autotune.workloads.memory_format import available_formats, convert_batch, convert_model
@@ -76,7 +77,10 @@ class EagerWorkload:
             with torch.no_grad():
                 return detached_tensors(infer(model, batch))
         # optimizers may train tensors that are no parameters of the model; without one, the step is gradients alone
-        (optimizer or model).zero_grad(set_to_none=True)
+        if optimizer is None:
+            self.drop_gradients()
+        else:
+            optimizer.zero_grad(set_to_none=True)
         result = loss_fn(model, batch)
         loss = result[0] if isinstance(result, tuple) else result
         loss.backward()
@@ -111,12 +115,12 @@ class EagerWorkload:
         return batch_tensors(self._micro_batch(number))
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield parameters, buffers and the optimizer's state by name."""
+        """Yield parameters, buffers and the optimizer's state by name, those of a loss that is a module after the model's."""
         yield from self._model_tensors()
         if self.workload.optimizer is None:
             return
         state = self.workload.optimizer.state
-        for name, parameter in self.workload.model.named_parameters():
+        for name, parameter in named_parameters(self.workload.model, self.workload.loss_fn):
             leaves = pytree.tree_flatten_with_path(state[parameter])[0] if parameter in state else ()
             for path, leaf in leaves:
                 if isinstance(leaf, torch.Tensor):
@@ -160,7 +164,8 @@ class EagerWorkload:
         self.drop_gradients()
 
     def drop_gradients(self) -> None:
-        self.workload.model.zero_grad(set_to_none=True)
+        for _, parameter in named_parameters(self.workload.model, self.workload.loss_fn):
+            parameter.grad = None
 
     def _make_cycle(self) -> UpdateCycle | None:
         """Return the updates of a loop that needs all gradients, with a new scaler; None for other loops."""
@@ -215,17 +220,17 @@ class EagerWorkload:
         return initial
 
     def _model_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, parameter in self.workload.model.named_parameters():
+        for name, parameter in named_parameters(self.workload.model, self.workload.loss_fn):
             yield f"parameter.{name}", parameter
-        for name, buffer in self.workload.model.named_buffers():
+        for name, buffer in named_buffers(self.workload.model, self.workload.loss_fn):
             yield f"buffer.{name}", buffer
 
     def _report_gradients(self, on_gradient: OnGradient) -> None:
         optimizer = self.workload.optimizer
-        groups = optimizer.param_groups if optimizer is not None else [{"params": self.workload.model.parameters()}]
+        groups = optimizer.param_groups if optimizer is not None else []
         trained = {id(parameter) for group in groups for parameter in group["params"]}
-        for name, parameter in self.workload.model.named_parameters():
-            if parameter.grad is not None and id(parameter) in trained:
+        for name, parameter in named_parameters(self.workload.model, self.workload.loss_fn):
+            if parameter.grad is not None and (optimizer is None or id(parameter) in trained):
                 on_gradient(name, parameter.grad)
 
 

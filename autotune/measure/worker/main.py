@@ -94,8 +94,8 @@ def answer(bench: "Bench", request: Request) -> Reply:
             return bench.wiring()
         case CompileRequest():
             return bench.compile()
-        case BeginTiming(plan):
-            return bench.begin_timing(plan)
+        case BeginTiming(plan, rests):
+            return bench.begin_timing(plan, rests=rests)
         case TimeBlock(counts, rests):
             return bench.time_block(counts=counts, rests=rests)
         case FinishTiming(verify):

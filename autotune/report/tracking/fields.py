@@ -50,12 +50,16 @@ def describe_trial(trial: Trial) -> str:
     return "\n".join([f"**{measurement.outcome}**{f': {detail[0]}' if detail else ''}", "", *table])
 
 
+MAX_NAME = 500
+"""Maximum characters of a data set's name in MLflow."""
+
+
 def describe_batch(graph: TrainGraph, workload: str) -> dict[str, str]:
     """Return the fields of MLflow's dataset for the batch: tensors by name and bytes, without their numbers."""
     tensors = {value.name: value.nbytes for value in graph.values if value.role is Role.BATCH}
     profile = json.dumps({"tensors": len(tensors), "bytes": sum(tensors.values()), "bytes_by_tensor": tensors})
     return {
-        "name": f"batch of {workload}",
+        "name": f"batch of {workload}"[:MAX_NAME],
         "digest": hashlib.sha256(f"{workload}{profile}".encode()).hexdigest()[:16],
         "source_type": "code",
         "source": json.dumps({"tags": {"workload": workload}}),

@@ -220,6 +220,15 @@ def _open_anonymous(name: str, directory: Path) -> int:
     return file
 
 
+def is_in_memory(directory: Path) -> bool:
+    """Return whether the files of a directory lie in memory: on a tmpfs or ramfs."""
+    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return _lies_in_memory(file)
+    finally:
+        os.close(file)
+
+
 def _lies_in_memory(file: int) -> bool:
     buffer = ctypes.create_string_buffer(256)  # struct statfs begins with the magic number, as a word
     ctypes.CDLL(None).fstatfs(file, buffer)

@@ -18,7 +18,7 @@ from autotune.study.batch.records import BatchSearch, StepSize, read_batch_searc
 from autotune.study.batch.sized_steps import SizedSteps, capture_sizes
 from autotune.study.captures import OpenRunner
 from autotune.study.optuna_space import check_sampler
-from autotune.study.outcome import check_plans_directory
+from autotune.study.outcome import check_plans_directory, suggest_time
 from autotune.study.seeds import read_seeds
 from autotune.workloads.batch_argument import BatchArgument, find_batch_argument
 from autotune.workloads.loop import Loop
@@ -209,7 +209,8 @@ def _explain_no_size(config: Config, race: SizeRace, run_dir: Path) -> AutotuneE
     smallest = min(measured, key=lambda each: each.size.batch)
     assert smallest.plan is not None
     reason = smallest.plan.detail or smallest.plan.outcome.value.replace("_", " ")
-    if search.estimate is not None and search.estimate.largest > 0 and smallest.size.batch > 1:
+    is_rough = bool(config.stores or config.kernels)  # the estimate counts neither stores nor compiled regions
+    if search.estimate is not None and (search.estimate.largest > 0 or is_rough) and smallest.size.batch > 1:
         too_large = (
             f"{config.ref}: the smallest size that was measured, {search.argument}={smallest.size}, does not fit "
             f"{config.budget}: {reason}"
@@ -219,7 +220,7 @@ def _explain_no_size(config: Config, race: SizeRace, run_dir: Path) -> AutotuneE
                 f"{too_large}; {race.count} sizes were measured, the maximum; tune under another --name with "
                 f"--set {search.argument}={smallest.size.batch // 2} --budget {search.budget}"
             )
-        return OutOfTimeError(f"{too_large}; continue with: {resume_command(run_dir)} --time 10m")
+        return OutOfTimeError(f"{too_large}; continue with: {resume_command(run_dir)} --time {suggest_time(config)}")
     return InfeasibleError(
         f"{config.ref}: no batch size fits {config.budget}: {search.argument}={smallest.size}: {reason}; raise --budget"
     )

@@ -157,7 +157,8 @@ class SizeRace:
         """Measure plans, then plain eager, at sizes around the largest that fits by estimate; return the plans' largest."""
         estimate, start = self.search.estimate, self.search.start
         assert estimate is not None
-        plans = SmallestPlans(self.steps, space_without_stores(self.config.planners.model_dump(), self.config.device))
+        space = space_without_stores(self.config.planners.model_dump(), self.config.device)
+        plans = SmallestPlans(self.steps, space)
         plans.make(max(estimate.largest, 1))
         budget_bytes = self.search.budget_bytes
         measured = self.search.find(start)
@@ -178,6 +179,8 @@ class SizeRace:
             if (beyond := min(2 * largest, MAX_SIZE)) <= refused:
                 break
             largest, refused = self.find_largest_plan(plans, largest, beyond + 1, beyond)
+        if is_rough and not largest:
+            self.find_smaller_size(space)
         largest, refused = self.bound_by_records(refused)
         if refused - largest > largest_gap(largest):
             between, name = f"between {largest} and {refused}", self.search.argument

@@ -11,7 +11,7 @@ from autotune.planners.space import Space
 from autotune.records.config import Config
 from autotune.study.events import Logged, PhaseStarted, Progress, StudyPhase
 from autotune.study.priors.discrepancy import Calibration
-from autotune.study.priors.observations import observe_earlier, read_priors, write_priors
+from autotune.study.priors.observations import Priors, observe_earlier, read_priors, write_priors
 from autotune.study.priors.simulated import simulate_settings
 from autotune.study.seeds import Seeds
 from autotune.study.verdicts.ranking import NEW_RUNS, Rules
@@ -54,17 +54,21 @@ def attach_priors(
     target_bytes: int,
     progress: Progress,
 ) -> None:
-    """Let the study's sampler read the priors of the run directory; with `config.priors` simulate settings first.
+    """Let the study's sampler read the trials with settings alone, and the priors of the run directory.
 
-    Neither the stored study nor the trials change. Raises ConfigError where the file of priors is damaged.
+    With `config.priors` settings are simulated first. Neither the stored study nor the trials change. Raises ConfigError
+    where the file of priors is damaged.
     """
-    # settings are simulated for one budget, which is a variable of a front
-    if config.sampler not in MODEL_SAMPLERS or config.objective == "pareto":
-        return
+    from optuna.samplers import GPSampler
+
     from autotune.study.priors.sampler import PriorSampler
 
-    priors = read_priors(store.run_dir)
-    if config.priors and priors.simulated is None:
+    if config.sampler not in MODEL_SAMPLERS or isinstance(store.study.sampler, PriorSampler):
+        return
+
+    # settings are simulated for one budget, which is a variable of a front
+    priors = Priors() if config.objective == "pareto" else read_priors(store.run_dir)
+    if config.priors and priors.simulated is None and config.objective != "pareto":
         progress(PhaseStarted(StudyPhase.PRIORS))
         searched = sum(trial.kind not in NEW_RUNS for trial in store.trials)
         remaining = MOST_SIMULATED if config.trials is None else config.trials - searched
@@ -80,12 +84,16 @@ def attach_priors(
         )
         priors = replace(priors, simulated=simulated)
         write_priors(store.run_dir, priors)
-    if priors.observations:
-        calibration = Calibration(priors.observations, store.rules)
-        store.study.sampler = PriorSampler(
-            store.study.sampler,
-            store.space,
-            store.objectives,
-            lambda: calibration.update(store.trials),
-            config.seed,
-        )
+    observations = priors.observations if config.priors else priors.earlier
+    calibration = Calibration(observations, store.rules) if observations else None
+    if calibration is None and isinstance(
+        store.study.sampler, GPSampler
+    ):  # it leaves out trials without settings itself
+        return
+    store.study.sampler = PriorSampler(
+        store.study.sampler,
+        store.space,
+        store.objectives,
+        lambda: () if calibration is None else calibration.update(store.trials),
+        config.seed,
+    )

@@ -1,4 +1,4 @@
-"""Show a sampler observations that the study does not contain."""
+"""Show a sampler the trials that have settings, and observations that the study does not contain."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -18,15 +18,18 @@ from autotune.study.verdicts.ranking import TrialScore
 
 PLAIN_EVERY = 3
 """One in so many suggestions reads measured trials alone: wrong priors slow the search by at most this factor."""
+SUGGESTED = (TrialKind.SEARCH, TrialKind.REPEAT)
+"""Kinds of the trials that a sampler suggested."""
 MOST_FOR_GAUSSIAN_PROCESS = 40
 """Maximum number of observations for a Gaussian process, whose time grows with their cube."""
 
 
 class PriorSampler(BaseSampler):
-    """Sampler that reads calibrated observations beside the study's trials.
+    """Sampler that reads calibrated observations beside the study's trials, and no trial without settings.
 
     The wrapped sampler works on a copy of the study in memory, in which the observations are the oldest trials. The study
-    itself is only read.
+    itself is only read. The baseline, the smallest plan and moves have no settings. A sampler that learns what good settings
+    are would count them among the good trials and learn nothing from them.
     """
 
     def __init__(
@@ -102,10 +105,12 @@ class PriorSampler(BaseSampler):
         """Return a copy of the study with the observations before its trials, and the copy of this trial."""
         if self._current is not None and self._current[0] == trial.number:
             return self._current[1:]
-        done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+        finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+        done = [old for old in finished if old.params]
         running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         pending = [old for old in running if old.params and old.number != trial.number]
-        calibrated = self._calibrate() if trial.number % PLAIN_EVERY else ()
+        suggestions = len(pending) + sum(old.user_attrs.get("kind") in SUGGESTED for old in done)
+        calibrated = self._calibrate() if suggestions % PLAIN_EVERY else ()
         copy = self._copies.get(bool(calibrated))
         if copy is None or copy.is_outdated(calibrated, done):
             copy = self._copies[bool(calibrated)] = _StudyCopy(
@@ -136,8 +141,8 @@ class _StudyCopy:
     def begin_trial(self, done: Sequence[FrozenTrial], pending: Sequence[FrozenTrial]) -> FrozenTrial:
         """Add the trials that are not copied yet and those that run, and return a new running trial.
 
-        A repeat (a plan that was measured before) gets the highest values of all trials. With the values of its plan, the
-        sampler would suggest the same settings again and again.
+        Beside observations a repeat (a plan that was measured before) gets the highest values of all trials. With the values
+        of its plan, the sampler would suggest the same settings again and again.
         """
         states = (TrialState.RUNNING,)
         for old in self.study.get_trials(
@@ -147,8 +152,8 @@ class _StudyCopy:
         slowest = [max(values) for values in zip(*(old.values for old in done), strict=True)]
         for new in done:
             if new.number not in self.copied:
-                is_repeat = new.user_attrs.get("kind") == TrialKind.REPEAT
-                self.study.add_trial(_replace_values(new, slowest) if is_repeat else new)
+                is_avoided = self.calibrated and new.user_attrs.get("kind") == TrialKind.REPEAT
+                self.study.add_trial(_replace_values(new, slowest) if is_avoided else new)
         self.copied |= {new.number for new in done}
         self.study.add_trials(_copy_running(old) for old in pending)
         self.study.add_trial(optuna.trial.create_trial(state=TrialState.RUNNING))

@@ -113,9 +113,12 @@ class DevicePool:
         device.is_free = False
         device.tasks.put(task)
 
-    def wait(self) -> PoolEvent:
-        """Wait for the next event and return it. It blocks without a limit; a signal handler may raise `Stopped` here."""
-        device, event = self._events.get()
+    def wait(self, seconds: float | None = None) -> PoolEvent | None:
+        """Wait for the next event and return it; None after `seconds`. A signal handler may raise `Stopped` here."""
+        try:
+            device, event = self._events.get(timeout=seconds)
+        except queue.Empty:
+            return None
         # without a host no device of the class is left: the first one stays out of use until the search ends
         is_gone = isinstance(event, TrialEnded) and isinstance(event.result, DeviceLostError) and not event.result.host
         device.is_out = isinstance(event, DeviceFailed) or (is_gone and device.is_first)

@@ -26,6 +26,9 @@ from autotune.study.trials.device_pool import (
 from autotune.study.trials.next_trial import Proposal, TrialMaker
 from autotune.study.verdicts.ranking import apply_rules
 
+LOOK_SECONDS = 1.0
+"""Pause between two looks at the study's time while no event comes."""
+
 
 @dataclass(slots=True)
 class PendingTrial:
@@ -77,7 +80,7 @@ class ParallelSearch:
                 if not self.running and not self.pool.has_device:
                     raise self.last_loss
                 with self.interrupts.breakable():
-                    event = self.pool.wait()
+                    event = self.pool.wait(LOOK_SECONDS)  # time passes without an event, too
                 match event:
                     case TrialEnded(number, result):
                         self._finish(self.running[number], result)

@@ -9,7 +9,7 @@ from typing import Any
 from autotune.records.json_codec import to_json, without_infinities
 from autotune.records.measurement import Outcome
 from autotune.records.trial import Trial, TrialKind
-from autotune.study.verdicts.plan_runs import count_rounds, group_runs, pool_ratios, pool_seconds
+from autotune.study.verdicts.plan_runs import count_rounds, group_runs, pool_ratios, pool_seconds, was_cut_off
 from autotune.study.verdicts.ranking import (
     NOTABLE_SHARE,
     Rules,
@@ -200,7 +200,8 @@ def compare_confirmed(trials: Sequence[Trial], rules: Rules) -> list[ConfirmedPl
     Returns the best plan first, then the others by their re-measured times, then the plans that failed.
     """
     runs = group_runs(trial for trial in trials if trial.kind == TrialKind.CONFIRM)
-    fitting = [trial for trial in select_fitting(trials, rules) if trial.plan in runs]
+    ended = {plan for plan, repeats in runs.items() if not all(map(was_cut_off, repeats))}
+    fitting = [trial for trial in select_fitting(trials, rules) if trial.plan in ended]
     alive = {trial.plan for trial in fitting}
     failed = [
         ConfirmedPlan(

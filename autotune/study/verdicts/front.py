@@ -193,20 +193,18 @@ class _Sample:
 
 
 def _pool_samples(trials: Sequence[Trial], rules: Rules) -> list[_Sample]:
-    rounds = count_rounds(trials)
     runs = group_runs(trials)
     samples = []
     for trial in select_fitting(trials, rules):
         assert trial.plan is not None
         same = runs[trial.plan]
-        counted = [run for run in same if run.kind == TrialKind.CONFIRM] or same
+        confirmed = [run for run in same if run.kind == TrialKind.CONFIRM]
+        counted = confirmed or same
         blocks = pool_ratios(counted)
         if blocks and trial.step_bytes is not None:
             nbytes = trial.step_charged_bytes or trial.step_bytes
             cost = statistics.median(blocks)
-            samples.append(
-                _Sample(same[0].number, trial, rounds[trial.plan], nbytes, blocks, pool_seconds(counted), cost)
-            )
+            samples.append(_Sample(same[0].number, trial, len(confirmed), nbytes, blocks, pool_seconds(counted), cost))
     return samples
 
 
@@ -260,7 +258,7 @@ def _list_failed(trials: Sequence[Trial], fitting: set[Plan | None]) -> list[Fro
     rounds = count_rounds(trials)
     for plan, runs in group_runs(trials).items():
         if plan not in fitting and rounds[plan]:
-            failure = select_failed_run([run for run in runs if run.kind == TrialKind.CONFIRM])
+            failure = select_failed_run([run for run in runs if run.kind == TrialKind.CONFIRM] or runs)
             failed.append(FrontPoint(runs[0].number, failure, FrontStatus.FAILED, rounds[plan], ()))
     return failed
 

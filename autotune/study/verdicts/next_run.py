@@ -16,6 +16,7 @@ from autotune.study.verdicts.confirm import (
     select_next,
 )
 from autotune.study.verdicts.front import count_missing_runs, select_front_run
+from autotune.study.verdicts.plan_runs import was_cut_off
 from autotune.study.verdicts.ranking import Rules, estimate_spread
 
 CONFIRMING_SHARE = 0.2
@@ -38,13 +39,15 @@ def select_next_run(objective: str, trials: Sequence[Trial], rules: Rules, *, is
     """Return the next plan to run in new processes; None once all comparisons are conclusive.
 
     `is_late` states that a further run may exceed the study's time; then one begins only while too few runs are done. With
-    the objective `time`, a plan that missed the budget by little (`select_near_miss`) is planned again first.
+    the objective `time`, a plan that missed the budget by little (`select_near_miss`) is planned again first, unless the
+    time may not suffice to re-measure any plan after it.
     """
     missed = select_near_miss(trials, rules) if objective == "time" else None
     best = select_next(trials, rules) if objective == "time" else select_front_run(trials, rules)
     if (missed is None and best is None) or (is_late and _has_enough_runs(trials, rules)):
         return None
-    if missed is not None:
+    has_measured = any(trial.kind == TrialKind.CONFIRM and trial.was_run and not was_cut_off(trial) for trial in trials)
+    if missed is not None and (best is None or has_measured or not is_late):
         target = compute_lowered_target(missed, rules, estimate_spread(trials))
         return NextRun(TrialKind.LOWERED, missed.settings, target_bytes=target)
     if best is None or best.plan is None or best.estimate is None:

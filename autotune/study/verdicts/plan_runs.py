@@ -14,16 +14,13 @@ def group_runs(trials: Iterable[Trial]) -> dict[Plan, list[Trial]]:
     """Return the trials that ran a plan, grouped by plan, in the given order.
 
     Trials of kind REPEAT are left out: they reuse an earlier measurement. So is a run whose process was killed from
-    outside or found its store's disk full, once a later run of the same plan came to an end.
+    outside or found its store's disk full, where another run of the same plan came to an end.
     """
     runs: dict[Plan, list[Trial]] = {}
     for trial in trials:
         if trial.plan is not None and trial.kind != TrialKind.REPEAT and trial.was_run:
-            same = runs.setdefault(trial.plan, [])
-            if not was_cut_off(trial):
-                same[:] = [run for run in same if not was_cut_off(run)]
-            same.append(trial)
-    return runs
+            runs.setdefault(trial.plan, []).append(trial)
+    return {plan: [run for run in same if not was_cut_off(run)] or same for plan, same in runs.items()}
 
 
 def was_cut_off(trial: Trial) -> bool:

@@ -294,7 +294,8 @@ def select_winner(trials: Sequence[Trial], rules: Rules) -> Trial | None:
 
     The fastest of many runs is partly lucky, so its first times are not compared with re-measured ones.
     """
-    confirmed = {trial.plan for trial in trials if trial.kind == TrialKind.CONFIRM and trial.was_run}
+    ended = [trial for trial in trials if trial.was_run and not was_cut_off(trial)]
+    confirmed = {trial.plan for trial in ended if trial.kind == TrialKind.CONFIRM}
     return select_leader([trial for trial in trials if trial.plan in confirmed], rules) or select_leader(trials, rules)
 
 
@@ -350,7 +351,7 @@ def _trial_noise(trial: Trial) -> float:
 
 def reuse_measurement(trial: Trial, trials: Sequence[Trial]) -> Trial | None:
     """Return the trial as a repeat with the earlier measurement of its plan; None where the plan is new."""
-    same = [old for old in trials if old.plan == trial.plan and old.was_run and old.kind != TrialKind.REPEAT]
+    same = group_runs(old for old in trials if old.plan == trial.plan).get(trial.plan, []) if trial.plan else []
     pooled = pool_runs(same).measurement if same and trial.kind not in NEW_RUNS else None
     if pooled is None:
         return None

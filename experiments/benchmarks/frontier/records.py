@@ -312,17 +312,33 @@ def compare_lowest(record: dict[str, Any]) -> tuple[float, float] | None:
     return min(ours) / min(peers), min(bounds) / min(peers)
 
 
+def faster_eager(record: dict[str, Any]) -> str:
+    """Return the name of eager in the memory format in which it is faster, of those that it was timed in."""
+    slower = slower_formats(record)
+    timed = [peer for peer in record["peers"] if method_of(peer) == EAGER and _peer_ratios(record, peer)]
+    return next((peer for peer in timed if peer not in slower), EAGER)
+
+
 def peak_near_eager_time(record: dict[str, Any]) -> float | None:
     """Return our lowest peak over eager's at no more than 1.03 times eager's time; None where no plan is as fast.
+
+    Eager runs in its faster memory format. A plan that no session timed beside it is compared by the two ratios to eager in
+    the model's own format.
 
     Plans of one capture are chosen so that fewer bytes never need less time. So their measured times are fitted to rise as
     bytes fall (isotonic regression). Otherwise one lucky measurement would stand for all its neighbours.
     """
-    eager = record["peers"].get(EAGER, {}).get("step_peak_bytes")
+    name_of_eager = faster_eager(record)
+    eager = record["peers"].get(name_of_eager, {}).get("step_peak_bytes")
+    theirs = _peer_ratios(record, name_of_eager)
     by_capture: dict[str, list[tuple[int, float]]] = {}
     for name, plan in record["plans"].items():
         if plan["equal_to_traced"] and "estimate" in plan and (ratios := ratios_by_round(record, name)):
-            point = (plan["step_peak_bytes"], statistics.median(ratios.values()))
+            beside = [ratios[key] / theirs[key] for key in ratios.keys() & theirs.keys()]
+            ratio = statistics.median(beside or ratios.values()) / (
+                1.0 if beside else statistics.median(theirs.values())
+            )
+            point = (plan["step_peak_bytes"], ratio)
             by_capture.setdefault(capture_of(record, name), []).append(point)
     fitting = []
     for points in by_capture.values():

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +88,14 @@ def read_ending(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_good(run: dict[str, Any]) -> bool:
-    """Return True for a confirmed plan that is faster than the smallest, or for a search that reports a busy machine.
+    """Return True for a confirmed plan that is another than the smallest, or for a search that reports a busy machine."""
+    return not run["code"] and bool((run["confirmed"] and not run["is_smallest"]) or run["disturbed"])
 
-    Older runs have no time of the smallest plan; of these it has to be another plan.
-    """
-    smallest = run.get("smallest_ratio")
-    is_faster = smallest is None or (run["time_ratio"] is not None and run["time_ratio"]["high"] < smallest)
-    return not run["code"] and bool((run["confirmed"] and not run["is_smallest"] and is_faster) or run["disturbed"])
+
+def count_faster(runs: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """Return how many confirmed plans are faster than the smallest one, and how many have its time; older runs have none."""
+    timed = [run for run in runs if not run["code"] and run.get("smallest_ratio") is not None and run["time_ratio"]]
+    return sum(run["time_ratio"]["high"] < run["smallest_ratio"] for run in timed), len(timed)
 
 
 def _ratio_to_eager(measurement: dict[str, Any] | None) -> float | None:
@@ -121,11 +122,12 @@ def busy_core() -> Iterator[None]:
 def summary(results: dict[str, Any]) -> str:
     """Format a table of the runs."""
     runs = results["runs"]
+    faster, timed = count_faster(runs)
     lines = [
         format_origin(results),
         "",
-        f"{sum(map(is_good, runs))} of {len(runs)} searches ended with a confirmed plan other than the smallest one, and faster where that has a "
-        "time, or reported a busy machine.",
+        f"{sum(map(is_good, runs))} of {len(runs)} searches ended with a confirmed plan other than the smallest one, or reported a busy "
+        f"machine. Beside the smallest plan's time {timed} of them can be compared, and {faster} are faster.",
         "",
         "| run | beside | best plan | charged MiB | time over eager's | over budget | smallest: time | plans timed | eager's step, ms | seconds | other work |",
         "|--:|---|---|--:|---|--:|--:|--:|--:|--:|---|",

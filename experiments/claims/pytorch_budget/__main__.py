@@ -30,6 +30,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 SETTINGS = (1.0, 0.5, 0.3, 0.1, 0.0)
 CLAIMED = (0.5, 0.1)
+UNSTATED = "the comment speaks of the saved activations, not of the step's peak"
 TOLERANCE = 0.1
 SECONDS = 300.0
 """Time limit of one request to a child process, in seconds."""
@@ -117,7 +118,7 @@ def claims_of(name: str, points: Sequence[BudgetPoint]) -> list[Claim]:
     ours = f"; plans of ours for the same shares of eager's keep {fitting} of {len(plans)}{exact}"
     claims = []
     for setting in CLAIMED:
-        share = partial(about, unit="x", published=Figure(setting), tolerance=TOLERANCE, sense="at most")
+        share = partial(about, unit="x", tolerance=TOLERANCE, sense="at most")
         saved, peak = (
             getattr(by_setting[setting], part) / getattr(full, part) for part in ("saved_bytes", "made_bytes")
         )
@@ -125,10 +126,13 @@ def claims_of(name: str, points: Sequence[BudgetPoint]) -> list[Claim]:
             f"{label}: what forward saves for backward, parameters, buffers and batch aside, by backend aot_eager"
         )
         claims += [
-            share(f"{label}: saved at a budget of {setting:g}, over 1.0", conditions=saved_conditions, ours=Figure(saved)),
             share(
-                f"{label}: peak at a budget of {setting:g}, over 1.0", conditions=conditions + ours, ours=Figure(peak),
-                headline=setting == CLAIMED[0],
+                f"{label}: saved at a budget of {setting:g}, over 1.0", conditions=saved_conditions, published=Figure(setting),
+                ours=Figure(saved), headline=setting == CLAIMED[0],
+            ),
+            share(
+                f"{label}: peak at a budget of {setting:g}, over 1.0", conditions=conditions + ours, published=None,
+                ours=Figure(peak), headline=setting == CLAIMED[0], why_not=UNSTATED,
             ),
         ]  # fmt: skip
     pairs = itertools.pairwise(by_setting[setting].peak_bytes for setting in SETTINGS)
@@ -136,7 +140,7 @@ def claims_of(name: str, points: Sequence[BudgetPoint]) -> list[Claim]:
     claims.append(
         about(
             f"{label}: lower budgets that take more", conditions=f"{conditions}; more by over 1 % than the next of {SETTINGS}",
-            unit="", published=Figure(0), ours=Figure(higher), headline=True,
+            unit="", published=None, ours=Figure(higher), headline=True, why_not=UNSTATED,
         )
     )  # fmt: skip
     wrong = [point for point in by_setting.values() if point.gradient_error > 1e-2]
@@ -148,7 +152,7 @@ def claims_of(name: str, points: Sequence[BudgetPoint]) -> list[Claim]:
         about(
             f"{label}: budgets with gradients off by over 1 %",
             conditions=f"relative to eager's by norm, second of two steps from one start and seed, on {device}{worst_text}",
-            unit="", published=Figure(0), ours=Figure(len(wrong)), headline=True,
+            unit="", published=None, ours=Figure(len(wrong)), headline=True, why_not="the comment does not speak of gradients",
         )
     )  # fmt: skip
     return claims

@@ -9,6 +9,7 @@ import torch
 
 from autotune.ir.plan import Plan
 from autotune.measure.messages import UNMEASURED_STEPS
+from autotune.measure.meters.rss import resident_bytes
 from autotune.measure.spec import Spec
 from autotune.measure.worker.bench import Bench
 from autotune.workloads.reference import WorkloadRef
@@ -40,13 +41,35 @@ def test_the_baseline_keeps_the_processs_threads_and_plans_and_their_reference_h
     assert environment["torch threads"] == str(own)
 
 
-@pytest.mark.parametrize(("allocator", "unmeasured"), [("system", UNMEASURED_STEPS), ("arena", 0)])
+@pytest.mark.parametrize(
+    ("allocator", "rests", "unmeasured"),
+    [("system", False, UNMEASURED_STEPS), ("arena", False, 0), ("arena", True, UNMEASURED_STEPS)],
+)
 def test_a_step_that_takes_its_memory_anew_after_the_hashes_is_not_timed(
-    tmp_path: Path, allocator: str, unmeasured: int
+    tmp_path: Path, allocator: str, rests: bool, unmeasured: int
 ) -> None:
     bench = Bench(Spec(WORKLOAD, tmp_path, scratch=tmp_path))
-    bench.begin_timing(replace(Plan.traced(bench._plans.program.graph), allocator=allocator))
+    bench.begin_timing(replace(Plan.traced(bench._plans.program.graph), allocator=allocator), rests=rests)
     bench.hash_timed()
     assert bench._timing is not None
     assert bench._timing.unmeasured == unmeasured
+    bench.stop_timing()
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_an_arena_holds_no_memory_before_the_first_block_where_another_process_runs_first(
+    tmp_path: Path, rests: bool
+) -> None:
+    bench = Bench(Spec(replace(WORKLOAD, arguments={"batch": 1 << 15}), tmp_path, scratch=tmp_path))
+    plan = replace(Plan.traced(bench._plans.program.graph), allocator="arena")
+    for request in (lambda: bench.begin_timing(plan, rests=rests), bench.hash_timed):
+        request()
+        assert bench._timing is not None
+        arena = bench._timing.arena
+        assert arena is not None
+        if not arena.works:
+            pytest.skip("no g++")
+        before = resident_bytes()
+        arena.release()
+        assert (before - resident_bytes() < arena.bytes / 2) == rests
     bench.stop_timing()

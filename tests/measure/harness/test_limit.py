@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from autotune.errors import StoreError
 from autotune.measure.limits import (
@@ -20,6 +21,7 @@ from autotune.measure.limits import (
     limit_fraction,
     oom_kills,
     reports_no_memory,
+    start_threads,
 )
 from autotune.measure.meters.cgroup import Cgroup, OwnCgroup
 from autotune.measure.meters.nvml import NvmlMeter
@@ -100,6 +102,13 @@ def test_a_process_gets_what_is_left_and_then_a_memory_error() -> None:
     assert seen.stdout == "refused\n"
 
 
+def test_threads_that_start_before_a_limit_are_there_and_their_number_stays() -> None:
+    usual = torch.get_num_threads()
+    start_threads(usual + 1)
+    assert torch.get_num_threads() == usual
+    assert len(list(Path("/proc/self/task").iterdir())) > usual
+
+
 def test_the_fraction_is_of_what_the_context_leaves() -> None:
     asked = []
     cuda = SimpleNamespace(
@@ -162,6 +171,7 @@ def test_an_error_is_the_outcome_that_it_says(error: Exception, outcome: Outcome
 
 def test_a_c_librarys_last_words_tell_too() -> None:
     assert reports_no_memory("terminate called after throwing an instance of 'std::bad_alloc'")
+    assert reports_no_memory("libgomp: Thread creation failed: Resource temporarily unavailable")
     assert not reports_no_memory("Segmentation fault")
 
 

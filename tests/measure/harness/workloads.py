@@ -35,6 +35,31 @@ def convolutions(batch: int = 4, flat: bool = False) -> Workload:
     return Workload(model, lambda model, images: model(images).square().mean(), optimizer, images)
 
 
+def distilled(width: int = 16) -> Workload:
+    """A student whose loss is a module with state of its own."""
+    layers = [part for _ in range(4) for part in (nn.Linear(width, width), nn.Tanh())]
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    return Workload(model, Distillation(width), optimizer, torch.randn(64, width))
+
+
+class Distillation(nn.Module):
+    """A loss with a frozen teacher, a trained scale, and a moving center of the teacher's outputs, which it reads."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.teacher = nn.Linear(width, width).requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.register_buffer("center", torch.zeros(width))
+
+    def forward(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            taught = self.teacher(batch)
+            target = taught - self.center
+            self.center.mul_(0.9).add_(taught.mean(0), alpha=0.1)
+        return (model(batch) * self.scale - target).square().mean()
+
+
 def switched(switch: str) -> Workload:
     """The step that finds a word in the file `switch` removes the file and does what the word says."""
     return _trained(nn.Sequential(nn.Linear(32, 32), _Trip(switch), nn.Linear(32, 32)), 4, 32)

@@ -1,11 +1,13 @@
 """Every meter: the highest since it was entered, kept after its end; and what each one must not miss."""
 
+import errno
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -231,17 +233,45 @@ def test_page_cache_that_no_process_used_lately_counts_as_left_by_a_limit(tmp_pa
     assert Cgroup(tmp_path, version).tightest_limit() == (250 * MIB, 400 * MIB)
 
 
-def test_v2_goes_beside_the_own_cgroup_where_below_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/slice/scope\n")
-    home = tmp_path / "sys/fs/cgroup/slice/scope"
+def home_without_room_below(root: Path) -> Path:
+    """Create the cgroup of this process, below which none can be made; beside it one can."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text("0::/slice/scope\n")
+    home = root / "sys/fs/cgroup/slice/scope"
     home.mkdir(parents=True)
     (home / "cgroup.procs").touch()  # and no subtree_control that could be written
     (home.parent / "cgroup.subtree_control").write_text("memory\n")
-    (home / "memory.max").write_text("8000\n")  # of the user's own, which would not hold beside it
+    return home
+
+
+def test_v2_goes_beside_the_own_cgroup_with_its_limits_where_below_is_refused(tmp_path: Path) -> None:
+    home = home_without_room_below(tmp_path)
+    limits = {"memory.max": "8000", "cpu.max": "150000 100000", "cpuset.cpus": "0-1"}
+    none = {"memory.high": "max", "cpuset.mems": ""}
+    for name, limit in {**limits, **none}.items():
+        (home / name).write_text(f"{limit}\n")
     made = OwnCgroup("7", tmp_path).cgroup
     assert made.path == home.parent / "autotune-7"
+    assert {path.name: path.read_text() for path in made.path.iterdir()} == limits
     assert made.limit_bytes() == 8000
+
+
+def test_a_cgroup_beside_the_own_one_that_takes_no_limit_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = home_without_room_below(tmp_path)
+    (home / "cpu.max").write_text("150000 100000\n")
+    write_text = Path.write_text
+
+    def refuse_limits(path: Path, *arguments: Any, **options: Any) -> int:
+        if path.name == "cpu.max":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return write_text(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "write_text", refuse_limits)
+    with pytest.raises(PermissionError):
+        OwnCgroup("7", tmp_path)
+    assert not (home.parent / "autotune-7").exists()
 
 
 def test_cgroups_of_dead_processes_are_swept_and_of_living_ones_are_not(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import threading
 import warnings
 from dataclasses import replace
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from torch import nn
 from autotune.capture.tracer import capture
 from autotune.ir.plan import Plan
 from autotune.runtime.arena import MAX_RECORDINGS, StepArena
+from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.workload import Workload
 
@@ -212,6 +214,48 @@ def test_a_gradient_hook_that_raises_leaves_the_next_step_right():
         planned(batch)
     assert arena_of(planned).misses == 0
     assert arena_of(planned).bytes
+
+
+def released_share(arena, release):
+    """Return the memory that a call returns to the system, as a share of an arena's bytes."""
+    before = psutil.Process().memory_info().rss
+    release()
+    return (before - psutil.Process().memory_info().rss) / arena.bytes
+
+
+def test_a_step_whose_memory_was_released_goes_on_with_the_same_bits():
+    batch = images(1024)
+    released, kept = train_step("arena", batch), train_step("arena", batch)
+    for step in (released, kept):
+        for _ in range(3):
+            step(batch)
+    assert released_share(arena_of(released), released.release_memory) > 0.5
+    assert torch.equal(released(batch), kept(batch))
+    assert arena_of(released).misses == 0
+    assert same(released, kept.model)
+
+
+def evaluate(planned):
+    with torch.no_grad():
+        planned(images(2))
+
+
+@pytest.mark.parametrize("release", [PlannedLoss.release_memory, evaluate])
+def test_a_planned_loss_releases_its_memory_on_request_and_for_an_evaluation(release):
+    batch = images(1024)
+    model, _ = model_for(batch)
+    plan = Plan.traced(capture(Workload(model, loss_fn, None, batch)).graph)
+    planned = PlannedLoss(model, loss_fn, replace(plan, allocator="arena"))
+
+    def gradients():
+        model.zero_grad()
+        planned(batch).backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    before = [gradients() for _ in range(3)][-1]
+    ((selector, *_),) = planned._selectors.values()
+    assert released_share(selector.last.arena, lambda: release(planned)) > 0.5
+    assert all(map(torch.equal, gradients(), before))
 
 
 def test_an_evaluation_between_steps_changes_nothing():

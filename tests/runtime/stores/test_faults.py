@@ -109,6 +109,16 @@ def test_a_ramdisk_must_lie_in_memory(tmp_path: Path) -> None:
     one_line(error)
 
 
+def test_files_lie_in_memory_on_a_tmpfs_and_not_on_a_block_device(tmp_path: Path) -> None:
+    shared_memory = Path("/dev/shm")
+    if not shared_memory.is_dir():
+        pytest.skip("this machine has no /dev/shm")
+    assert slab.is_in_memory(shared_memory)
+    if os.major(tmp_path.stat().st_dev) == 0:
+        pytest.skip("the temporary directory is on no block device here")
+    assert not slab.is_in_memory(tmp_path)
+
+
 @root_only
 def test_an_ssd_on_a_tmpfs_is_taken_but_known_to_hold_memory(small_tmpfs: Path) -> None:
     with open_store("ssd", small_tmpfs, {0: 5 * MIB}) as store:

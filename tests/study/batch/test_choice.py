@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.errors import AutotuneError, ConfigError, InfeasibleError, PlanError, StoreError
+from autotune.errors import AutotuneError, ConfigError, InfeasibleError, OutOfTimeError, PlanError, StoreError
 from autotune.ir.costs import Costs, StoreCost
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
@@ -42,6 +42,7 @@ from autotune.study.batch.records import (
 from autotune.study.batch.sized_steps import capture_sizes
 from autotune.study.captures import CaptureRunner
 from autotune.testing.fake_runner import FLOOR_BYTES, FakeRunner
+from autotune.testing.graphs import training_chain
 from autotune.workloads.loop import Loop
 from tests.study.remembered import remembered
 
@@ -267,16 +268,19 @@ def test_a_resumed_search_measures_the_same_sizes_where_bytes_are_not_linear_in_
     assert not resumed.estimate.is_interpolated
 
 
-def test_sizes_that_fit_only_with_a_store_are_measured_although_the_estimate_has_no_store(tmp_path: Path):
-    class WithStore(FakeWorkload):
-        def costs_of(self, batch: int, accumulate: int = 1) -> Costs:
-            store = StoreCost(5e9, 5e9, 3e9, 3e9)
-            return replace(FakeWorkload.costs_of(self, batch, accumulate), stores={"ssd": store})
+class WithStore(FakeWorkload):
+    def costs_of(self, batch: int, accumulate: int = 1) -> Costs:
+        store = StoreCost(5e9, 5e9, 3e9, 3e9)
+        return replace(FakeWorkload.costs_of(self, batch, accumulate), stores={"ssd": store})
 
-    kept = {"recompute": ["keep"], "reorder": ["keep"], "order": ["traced"]}
-    stores = {"ssd": "/tmp"}
-    without = choose(tmp_path / "without", FakeWorkload(), planners=kept)
-    chosen = choose(tmp_path / "with", WithStore(), planners={**kept, "offload": ["window"]}, stores=stores)
+
+KEPT = {"recompute": ["keep"], "reorder": ["keep"], "order": ["traced"]}
+OFFLOADED = {"planners": {**KEPT, "offload": ["window"]}, "stores": {"ssd": "/tmp"}}
+
+
+def test_sizes_that_fit_only_with_a_store_are_measured_although_the_estimate_has_no_store(tmp_path: Path):
+    without = choose(tmp_path / "without", FakeWorkload(), planners=KEPT)
+    chosen = choose(tmp_path / "with", WithStore(), **OFFLOADED)
     size, estimated = chosen.arguments["batch"], recorded(tmp_path / "with").estimate
     assert estimated is not None
     assert isinstance(size, int)
@@ -284,6 +288,30 @@ def test_sizes_that_fit_only_with_a_store_are_measured_although_the_estimate_has
     assert estimated.largest >= int(str(without.arguments["batch"]))
     refused = [one.size.batch for one in recorded(tmp_path / "with").measured if one.plan and not one.plan.fits]
     assert size < min(refused) <= size + max(1, int(0.02 * size)) or len(recorded(tmp_path / "with").measured) >= 8
+
+
+def long_chain(batch: int) -> TrainGraph:
+    return training_chain(20, nbytes=100_000 * batch, param_bytes=1_000)
+
+
+HALF = f"step:{traced_bytes(1, long_chain) // 2}B"
+"""Half of the bytes of one sample without a store: by estimate no size fits. With a store one sample does."""
+
+
+def test_sizes_below_the_workload_s_own_are_measured_where_only_a_store_makes_them_fit(tmp_path: Path):
+    workload = WithStore(graph_of=long_chain, overhead=0.0)
+    chosen = choose(tmp_path, workload, budget=HALF, **OFFLOADED)
+    assert 1 <= chosen.arguments["batch"] < OWN
+    assert recorded(tmp_path).estimate.largest == 0
+
+
+def test_a_search_that_may_fit_with_a_store_at_a_smaller_size_is_out_of_time_and_not_infeasible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(SizeRace, "has_time", lambda self: False)
+    words = rf"smallest size that was measured, batch={OWN // 2}, does not fit step:.*; continue with: autotune resume"
+    with pytest.raises(OutOfTimeError, match=words):
+        choose(tmp_path, WithStore(graph_of=long_chain, overhead=0.0), budget=HALF, **OFFLOADED)
 
 
 def test_a_search_goes_on_with_more_devices_and_one_of_an_earlier_version_with_its_budget(tmp_path: Path):

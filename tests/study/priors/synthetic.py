@@ -90,6 +90,7 @@ def search(
         settings = suggest_settings(request, SPACE)
         log = true_log(settings)
         seen = log + dice.gauss(0.0, 0.005)
+        request.set_user_attr("kind", "search")
         for name in ("memory", "numerics"):
             request.set_constraint(name, 0.0)
         study.tell(request, math.exp(seen))

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Callable, Sequence
 
 import optuna
 import pytest
@@ -39,19 +40,36 @@ def calibrated(count: int, source: PriorSource = PriorSource.SIMULATED) -> list[
 
 
 def asked(
-    recorder: optuna.samplers.BaseSampler, shown: list[Calibrated], count: int, objectives=("time_ratio",)
+    recorder: optuna.samplers.BaseSampler,
+    shown: Sequence[Calibrated],
+    count: int,
+    objectives=("time_ratio",),
+    *,
+    value_of: Callable[[int], float] = lambda number: 1.0 + number,
+    moves: bool = False,
 ) -> optuna.Study:
+    """Ask for `count` trials, of which the third is a repeat; with `moves` each follows a trial without settings."""
     sampler = PriorSampler(recorder, SPACE, objectives, lambda: shown, 0)
     study = optuna.create_study(sampler=sampler, directions=["minimize"] * len(objectives))
+    satisfied = {"memory": 0.0, "numerics": 0.0}
     for number in range(count):
+        if moves:
+            move = optuna.trial.create_trial(
+                values=[0.5] * len(objectives), user_attrs={"kind": "move"}, constraints=satisfied
+            )
+            study.add_trial(move)
         trial = study.ask()
         for kind, planners in SPACE.items():
             trial.suggest_categorical(kind, list(planners))
         trial.set_user_attr("kind", "repeat" if number == 2 else "search")
-        for name in ("memory", "numerics"):
-            trial.set_constraint(name, 0.0)
-        study.tell(trial, [1.0 + number] * len(objectives))
+        for name, violation in satisfied.items():
+            trial.set_constraint(name, violation)
+        study.tell(trial, [value_of(number)] * len(objectives))
     return study
+
+
+def completed(shown: Sequence[optuna.trial.FrozenTrial]) -> list[optuna.trial.FrozenTrial]:
+    return [trial for trial in shown if trial.state == optuna.trial.TrialState.COMPLETE]
 
 
 def trials_until_near(bests: list[float]) -> float:
@@ -79,6 +97,20 @@ def test_one_suggestion_in_three_is_made_from_measured_trials_alone():
     complete = optuna.trial.TrialState.COMPLETE
     counts = [sum(trial.state == complete for trial in shown) for shown in recorder.shown]
     assert counts == [number + (7 if number % PLAIN_EVERY else 0) for number in range(9)]
+
+
+def test_trials_without_settings_are_not_shown_and_do_not_change_which_suggestions_read_observations():
+    recorder = Recorder()
+    asked(recorder, calibrated(7), 9, moves=True)
+    shown = [completed(trials) for trials in recorder.shown]
+    assert [len(trials) for trials in shown] == [number + (7 if number % PLAIN_EVERY else 0) for number in range(9)]
+    assert all(trial.params for trials in shown for trial in trials)
+
+
+def test_a_repeat_keeps_its_value_where_there_are_no_observations():
+    recorder = Recorder()
+    asked(recorder, (), 6, value_of=lambda number: 6.0 - number)
+    assert [trial.value for trial in completed(recorder.shown[5])] == [6.0, 5.0, 4.0, 3.0, 2.0]
 
 
 def test_the_study_itself_holds_the_trials_that_were_told_and_nothing_else():

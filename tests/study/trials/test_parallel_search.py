@@ -9,16 +9,23 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
 import pytest
 
 from autotune.errors import DeviceLostError
+from autotune.ir.plan import Plan
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.trial import Trial, TrialKind, load_trials
+from autotune.study.interrupts import Interrupts
 from autotune.study.session import tune
-from autotune.study.trials.device_pool import DevicePool, DeviceReady
+from autotune.study.trials import parallel_search
+from autotune.study.trials.device_pool import DevicePool, DeviceReady, MeasureTask
+from autotune.study.trials.next_trial import Proposal
+from autotune.study.trials.parallel_search import ParallelSearch, PendingTrial
+from autotune.study.verdicts.ranking import Rules
 from autotune.testing.fake_runner import FakeRunner
 from autotune.testing.graphs import training_chain
 from autotune.testing.runner_contract import make_config, without_times
@@ -226,6 +233,27 @@ def test_a_device_that_is_never_ready_does_not_hold_the_study(tmp_path: Path):
     trials = run(tmp_path, [Device(name="n1"), Waiting(name="n2")])
     assert len(trials) >= 16
     assert time.monotonic() - began < 25
+
+
+def test_an_idle_further_device_is_closed_when_the_time_is_over_although_no_trial_ends(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(parallel_search, "LOOK_SECONDS", 0.01)
+    second = Device(name="n2")
+    first = Device(name="n1", before_measure=lambda device: wait_for(lambda: second.aborted, 20))
+    digest, plan = first.prepare().graph.digest, Plan.traced(first.graph)
+    pool = DevicePool([first, second], digest, lambda seconds: False)
+    assert isinstance(pool.wait(), DeviceReady)
+    assert pool.wait(0.01) is None
+    running = PendingTrial(Trial(0, TrialKind.SEARCH, "net", digest), None, Proposal(TrialKind.SEARCH, {}), 0.0)
+    pool.start(MeasureTask(0, plan, 10**9, None))
+    recorded: list[Trial] = []
+    until = time.monotonic() + 0.2
+    ParallelSearch(
+        SimpleNamespace(rules=Rules(10**9, 0, None, 0.0)), pool, Interrupts(), lambda event: None,
+        has_enough=lambda pending: True, is_used_up=lambda pending: time.monotonic() > until,
+        propose=lambda trials: None, record=lambda trial, proposal, began: recorded.append(trial), running={0: running},
+    ).run()  # fmt: skip
+    assert [trial.was_run for trial in recorded] == [True]
+    assert first.spans[0][1] >= until
 
 
 def test_a_second_search_of_a_study_uses_the_further_devices_again():
