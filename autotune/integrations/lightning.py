@@ -214,9 +214,9 @@ def _scale(trainer: pl.Trainer, module: pl.LightningModule, one: torch.Tensor) -
 
 def _uses_gradients_again(trainer: pl.Trainer, module: pl.LightningModule) -> bool:
     """Return True if code of the user may read or keep the gradients until Lightning clears them."""
-    own = [callback for callback in trainer.callbacks if not type(callback).__module__.startswith(_PACKAGES)]  # type: ignore[attr-defined]
+    users = [callback for callback in trainer.callbacks if not type(callback).__module__.startswith(_PACKAGES)]  # type: ignore[attr-defined]
     hooks = "on_train_batch_start", "on_before_zero_grad"
-    reads = any(is_overridden(hook, callback, pl.Callback) for hook in hooks for callback in own)
+    reads = any(is_overridden(hook, callback, pl.Callback) for hook in hooks for callback in users)
     return reads or any(is_overridden(hook, module) for hook in (*hooks, "optimizer_zero_grad"))
 
 

@@ -260,8 +260,8 @@ def count_verdicts(results: Mapping[str, Sequence[Claim]]) -> str:
 def _round(figure: Figure | None) -> Figure | None:
     if figure is None:
         return None
-    others = (None if part is None else round(part, 4) for part in (figure.before, figure.low, figure.high))
-    return Figure(round(figure.value, 4), *others)
+    optional = (None if part is None else round(part, 4) for part in (figure.before, figure.low, figure.high))
+    return Figure(round(figure.value, 4), *optional)
 
 
 def _format_figure(figure: Figure | None, unit: str) -> str:

@@ -19,14 +19,9 @@ LACKING: dict[str, tuple[str, ...]] = {
     "benchmarks/repeated_tunes/results/results.json": ("graphs",),
     **{
         f"claims/{name}/results/result.json": EVERYTHING
-        for name in (
-            "model_olla", "nntrainer_offload", "nntrainer_order", "pytorch_budget"
-        )
+        for name in ("nntrainer_offload",)
     },
     "gpu/results/gpu.json": ("graphs",),  # a graph of a GPU has other sizes, so its digest cannot be compared here
-    "claims/echo/results/result.json": ("machine", "graphs", "command"),
-    "claims/memonger/results/result.json": ("commit", "graphs", "date"),
-    "claims/memonger/results/results.json": ("commit", "graphs", "date"),
     "claims/nntrainer_offload/results/results.json": ("commit", "graphs", "date"),
 }  # fmt: skip
 """Facts that a result file lacks, by its path below `experiments/`."""

@@ -25,6 +25,7 @@ from experiments.benchmarks.tuned import __main__ as tuned
 from experiments.benchmarks.variable_length import __main__ as variable_length
 from experiments.claims.dtr import __main__ as dtr
 from experiments.claims.echo import __main__ as echo
+from experiments.claims.memonger import __main__ as memonger
 from experiments.claims.model_olla import __main__ as olla
 from experiments.claims.monet import __main__ as monet
 from experiments.claims.nntrainer_order import __main__ as order
@@ -205,4 +206,5 @@ def claim_steps() -> dict[str, dict[str, Callable[[], object]]]:
     }
     steps["nntrainer_order"] = {"resnet50 inference": order.capture_inference, "resnet50": order.capture_training}
     steps["model_olla"] = {"alexnet": olla.simulate_training}
+    steps["memonger"] = {"segformer": partial(memonger.capture_segmentation, memonger.SEGMENTED)}
     return steps

@@ -32,7 +32,8 @@ def points(made_bytes: dict[float, int], *, wrong: tuple[float, ...] = ()) -> li
 def test_a_knob_that_is_honoured_is_reproduced():
     found = points({setting: int(1000 * setting) for setting in run.SETTINGS})
     claims = run.claims_of(NAME, found)
-    assert {claim.verdict for claim in claims} == {ClaimVerdict.REPRODUCED}
+    assert {claim.verdict for claim in claims if "saved" in claim.text} == {ClaimVerdict.REPRODUCED}
+    assert {claim.verdict for claim in claims if "saved" not in claim.text} == {ClaimVerdict.NOT_COMPARABLE}
     assert "keep 3 of 3, bit for bit" in claims[1].conditions
 
 

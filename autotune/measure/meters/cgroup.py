@@ -250,11 +250,11 @@ def _make(home: Cgroup, name: str) -> Cgroup:
             control = place / "cgroup.subtree_control"
             if "memory" not in control.read_text(encoding="utf-8").split():
                 control.write_text("+memory", encoding="utf-8")
-            made = Cgroup(place / name, 2)
-            made.path.mkdir(exist_ok=True)
+            child = Cgroup(place / name, 2)
+            child.path.mkdir(exist_ok=True)
             if place != home.path:
-                _copy_limits(home.path, made.path)
-            return made
+                _copy_limits(home.path, child.path)
+            return child
         except OSError as error:
             problem = error
     raise problem

@@ -39,8 +39,8 @@ def select_next_run(objective: str, trials: Sequence[Trial], rules: Rules, *, is
     """Return the next plan to run in new processes; None once all comparisons are conclusive.
 
     `is_late` states that a further run may exceed the study's time; then one begins only while too few runs are done. With
-    the objective `time`, a plan that missed the budget by little (`select_near_miss`) is planned again first, unless the
-    time may not suffice to re-measure any plan after it.
+    the objective `time`, a plan that missed the budget by little (`select_near_miss`) is planned again first. It is not where
+    the time may not suffice to re-measure any plan after it.
     """
     missed = select_near_miss(trials, rules) if objective == "time" else None
     best = select_next(trials, rules) if objective == "time" else select_front_run(trials, rules)

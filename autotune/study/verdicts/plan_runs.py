@@ -13,8 +13,8 @@ from autotune.study.verdicts.statistics import block_means, block_ratios
 def group_runs(trials: Iterable[Trial]) -> dict[Plan, list[Trial]]:
     """Return the trials that ran a plan, grouped by plan, in the given order.
 
-    Trials of kind REPEAT are left out: they reuse an earlier measurement. So is a run whose process was killed from
-    outside or found its store's disk full, where another run of the same plan came to an end.
+    Trials of kind REPEAT are left out: they reuse an earlier measurement. So is a run that was cut off
+    (`was_cut_off`), where another run of the same plan came to an end.
     """
     runs: dict[Plan, list[Trial]] = {}
     for trial in trials:

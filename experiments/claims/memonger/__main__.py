@@ -225,12 +225,18 @@ def claims_of_segmentation(result: dict[str, Any]) -> list[Claim]:
     ]  # fmt: skip
 
 
-def measure_segmentation(size: int) -> dict[str, Any]:
-    """Measure SegFormer's inference: blobs shared greedily in two orders and by an exact search, static bytes excluded."""
+def capture_segmentation(size: int) -> TrainGraph:
+    """Capture SegFormer's inference on an image of this size, on fake tensors."""
     with FakeTensorMode(), mock.patch.object(torch.nn.Module, "to", lambda model, **_: model):
         workload = ZOO["segformer"](batch=1, size=size)
         graph = capture(Workload(Logits(workload.model).eval(), batch=workload.batch[0]), "segformer").graph
-        CAPTURED["segformer"] = graph.digest
+    CAPTURED["segformer"] = graph.digest
+    return graph
+
+
+def measure_segmentation(size: int) -> dict[str, Any]:
+    """Measure SegFormer's inference: blobs shared greedily in two orders and by an exact search, static bytes excluded."""
+    graph = capture_segmentation(size)
     net, blobs = build_net(graph, build_plans(graph)["in place"])
     nbytes = blob_bytes(graph, blobs)
     static = set(net.touched) - net.movable
