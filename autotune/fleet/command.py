@@ -20,6 +20,8 @@ SILENCE_SECONDS = 60.0
 """Time without a sign of life after which a far end counts as lost; it sends one every few seconds."""
 START_SECONDS = 24 * 3600.0
 """Maximum time until the first sign of life: a job system may let the command wait for a node. Its end is noticed at once."""
+NOTE_SECONDS = 10.0
+"""Time without a sign of life after which the wait for the first one is reported."""
 CLOSE_SECONDS = 3.0
 """Time in which a command may end by itself after its input was closed; then it is killed."""
 DETAIL_LINES = 3
@@ -57,6 +59,8 @@ class CommandChannel:
 
     def ask(self, call: FleetCall, report: Callable[[str], None]) -> FleetReply:
         self._send(to_frame(encode_message(call)))
+        if not self._is_alive and not select.select([self._replies], [], [], NOTE_SECONDS)[0]:
+            report(f"waiting for the command {self._command[0]!r} to reach a device; its errors are in {self._log}")
         while True:
             reply = decode_reply(self._receive())
             if not isinstance(reply, CallProgress):

@@ -31,7 +31,7 @@ STRATEGIES = (strategies.SingleDeviceStrategy, strategies.DDPStrategy)
 PRECISIONS = (plugins.Precision, plugins.MixedPrecision, plugins.HalfPrecision, plugins.DoublePrecision)
 """Precision plugins whose training equals that without a plan."""
 _PACKAGES = ("lightning.", "autotune.")
-"""Beginnings of the modules of callbacks that read no gradients."""
+"""Prefixes of the modules whose callbacks read no gradients."""
 MIXED_PRECISIONS = ("bf16-mixed", "16-mixed")
 """Values of the Trainer's `precision` that run the step under autocast."""
 TRUE_PRECISIONS = ("32-true", "64-true", "bf16-true", "16-true")

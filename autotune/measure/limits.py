@@ -23,7 +23,7 @@ class LimitKind(StrEnum):
 
 _ROOT = Path("/")
 _PARALLEL_ELEMENTS = 2**15
-"""Elements of a tensor for each thread that torch uses."""
+"""Number of tensor elements for each thread, with which torch uses all of its threads."""
 _NO_MEMORY_TEXTS = (
     "can't allocate memory",
     "cannot allocate memory",

@@ -208,7 +208,7 @@ def _tolerance(records: RecordedRun) -> str:
 
 
 def _remark_on_times(records: RecordedRun) -> str:
-    """Return the end of a statement about the best plan's time; the fastest of many plans is partly lucky."""
+    """Return `, not re-measured` for a time that only the search measured: the fastest of many plans is partly lucky."""
     return "" if records.time_ratio is None or records.is_confirmed else ", not re-measured"
 
 

@@ -173,9 +173,9 @@ class PlannedLoss(torch.nn.Module):
             selector.prepare(padded, self._signature(flatten_for_step(padded, self._loss_fn)))
 
     def release_memory(self) -> None:
-        """Release the memory that stays reserved between steps, as before an evaluation; the next step takes it again.
+        """Free the memory that a plan keeps reserved between two steps; the next step reserves it again.
 
-        A call without gradients does so by itself.
+        Call it before an evaluation that needs much memory of its own. A call without gradients does so by itself.
         """
         with self._lock:
             for selector, *_ in self._selectors.values():

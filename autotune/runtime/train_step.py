@@ -262,9 +262,9 @@ class TrainStep:
             self._bookkeeping.end(updated=True)
 
     def release_memory(self) -> None:
-        """Release the memory that stays reserved between steps, as before an evaluation; the next step takes it again.
+        """Free the memory that a plan keeps reserved between two steps; the next step reserves it again.
 
-        A plan with an arena keeps its pages from step to step. An evaluation would need its own memory beside them.
+        Call it before an evaluation that needs much memory of its own.
         """
         self._selector.release_memory()
 

@@ -103,7 +103,7 @@ class RecordedRun:
 
     @property
     def is_confirmed(self) -> bool:
-        """True if the best plan was re-measured; otherwise the search chose it by the times that are known of it."""
+        """True if the best plan was re-measured after the search, which had chosen it by its first times."""
         return self._find_confirmed() is not None
 
     @cached_property

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from autotune.fleet import command, framing
 from autotune.fleet.channel import FarEndLostError
 from autotune.fleet.framing import FrameReader, to_frame
+from autotune.fleet.messages import ConditionsCall
 
 JSON = st.recursive(
     st.text(max_size=9) | st.integers() | st.none(),
@@ -64,6 +65,21 @@ def receive(script: str, log: Path) -> bytes:
         return channel._receive()
     finally:
         channel.close()
+
+
+def test_a_command_that_waits_for_a_device_is_reported_and_one_that_answers_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    notes: list[str] = []
+    for script, seconds in (("import time; time.sleep(0.5)", 0.05), ("pass", 30.0)):
+        monkeypatch.setattr(command, "NOTE_SECONDS", seconds)
+        channel = command.CommandChannel([sys.executable, "-c", script], tmp_path / "log")
+        with pytest.raises(FarEndLostError):
+            channel.ask(ConditionsCall(), notes.append)
+        channel.close()
+    assert notes == [
+        f"waiting for the command {sys.executable!r} to reach a device; its errors are in {tmp_path / 'log'}"
+    ]
 
 
 def test_a_large_reply_that_arrives_in_parts_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

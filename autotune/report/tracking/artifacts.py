@@ -11,7 +11,7 @@ INCOMPLETE = "autotune.incomplete"
 
 
 class Artifacts:
-    """Client's calls that store artifacts. After the first failure no further one is tried.
+    """Uploads of artifacts by an MLflow client. After the first failure no further one is tried.
 
     A server may keep its artifacts elsewhere, such as in an object store that this machine has no access to.
     """
