@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -15,16 +16,24 @@ _log = logging.getLogger(__name__)
 
 PREBUILT = Path(__file__).with_name("_native")
 """Folder of the libraries that were compiled when the wheel was built; absent in a checkout."""
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def _check_owner(*paths: Path) -> None:
-    """Raise RuntimeError for a path that another user owns or may write: a library there runs as this user."""
-    for path in paths:
-        status = path.stat()
-        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise RuntimeError(
-                f"{path} belongs to another user or others may write it; run chmod go-w {path}, or set XDG_CACHE_HOME"
-            )
+def _keep_from_others(path: Path) -> None:
+    """Take the right to write a path from other users, who could run code as this one.
+
+    Raises RuntimeError for a path that belongs to another user.
+    """
+    status = path.stat()
+    if status.st_uid != os.geteuid():
+        raise RuntimeError(f"{path} belongs to another user; set XDG_CACHE_HOME to a directory of your own")
+    if status.st_mode & _OTHERS_WRITE:  # a umask of 0002 leaves it to the group
+        path.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS_WRITE)
+
+
+def _is_own(path: Path) -> bool:
+    status = path.stat()
+    return status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE
 
 
 @dataclass(frozen=True)
@@ -75,15 +84,17 @@ class Library:
 
         Raises:
             OSError: There is no g++.
-            RuntimeError: Another user may write the cache folder.
+            RuntimeError: The cache folder belongs to another user.
             subprocess.SubprocessError: The compiler fails, or runs longer than 300 seconds.
         """
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune"
-        for folder in (PREBUILT, cache):
-            if (folder / self.file_name).exists():
-                if folder == cache:
-                    _check_owner(folder, folder / self.file_name)
-                return folder / self.file_name
+        if (PREBUILT / self.file_name).exists():
+            return PREBUILT / self.file_name
+        library = cache / self.file_name
+        if library.exists():
+            _keep_from_others(cache)
+            if _is_own(library):  # else its content may be another user's
+                return library
         return self.compile(cache)
 
     def compile(self, folder: Path) -> Path:
@@ -92,9 +103,10 @@ class Library:
         if compiler is None:
             raise OSError("there is no g++")
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        _check_owner(folder)
+        _keep_from_others(folder)
         with tempfile.TemporaryDirectory(dir=folder) as drafts:
             draft = Path(drafts) / self.file_name
             command = [compiler, str(self.sources[0]), "-o", str(draft), "-shared", "-fPIC", "-std=c++20", *self.flags]
             subprocess.run(command, text=True, capture_output=True, check=True, timeout=300)
+            draft.chmod(0o755)  # whatever the umask
             return draft.replace(folder / self.file_name)

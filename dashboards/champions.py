@@ -1,4 +1,4 @@
-"""Select the current plan for each model, device and budget: a nightly champion, or else the fastest plan of a study."""
+"""Select the current plan for each model, device, budget and loop: a nightly champion, or the fastest plan of a study."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -38,20 +38,28 @@ class Champion:
     """Time of the record, in seconds since the epoch."""
     page: str = ""
     """Path of its MLflow page, to append to the address of MLflow's server."""
+    loop: str = ""
+    """Training loop that the plan was made for, as `clip,accumulate=4`; empty for updates at once."""
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """Model, device and budget: plans of one key compete."""
-        return self.model, self.device, self.budget
+    def key(self) -> tuple[str, str, str, str]:
+        """Model, device, budget and loop: plans of one key compete."""
+        return self.model, self.device, self.budget, self.loop
+
+    @property
+    def study(self) -> tuple[str, str, str, str]:
+        """Run, model, device and budget of a study; no loop, because MLflow lacks one that the factory sets."""
+        return self.origin, self.model, self.device, self.budget
 
     @property
     def summary(self) -> str:
-        """Budget, memory and time, as `65%: 218.0 MiB at 1.02x`."""
+        """Budget, loop, memory and time, as `65%: 218.0 MiB at 1.02x`."""
         nbytes = self.peak_bytes if self.charged_bytes is None else self.charged_bytes
         time = f"{self.ratio:.2f}x" if self.ratio is not None else fmt_seconds(self.seconds or math.nan)
         if self.interval is not None:
             time += f" ({self.interval.low:.2f} to {self.interval.high:.2f})"
-        return f"{self.budget}: {mib(nbytes)} MiB at {time}"
+        loop = f", loop {self.loop}" if self.loop else ""
+        return f"{self.budget}{loop}: {mib(nbytes)} MiB at {time}"
 
 
 def read_run_champion(run_dir: Path) -> Champion | None:
@@ -99,6 +107,7 @@ def from_logged_study(study: LoggedStudy) -> Champion | None:
         ratio=study.best.get("time_ratio"),
         recorded=study.started,
         page=study.page,
+        loop=study.loop,
     )
 
 
@@ -108,11 +117,9 @@ def merge_champions(logged: Iterable[Champion], on_disk: Iterable[Champion]) -> 
     Of a study that both have, the figures are those of the disk: a resumed study may not have been logged again.
     """
     found = list(on_disk)
-    studies = {(champion.origin, *champion.key): champion for champion in found if not champion.nightly}
-    merged = [
-        replace(studies.pop((champion.origin, *champion.key), champion), page=champion.page) for champion in logged
-    ]
-    return [*merged, *(one for one in found if one.nightly or (one.origin, *one.key) in studies)]
+    studies = {champion.study: champion for champion in found if not champion.nightly}
+    merged = [replace(studies.pop(champion.study, champion), page=champion.page) for champion in logged]
+    return [*merged, *(champion for champion in found if champion.nightly or champion.study in studies)]
 
 
 def select_current(champions: Iterable[Champion]) -> list[Champion]:
@@ -153,4 +160,5 @@ def _from_plan_file(file: PlanFile, origin: str, recorded: float) -> Champion:
         seconds=measurement.median_seconds if measurement else None,
         ratio=measurement.time_ratio if measurement else None,
         recorded=recorded,
+        loop=file.loop,
     )

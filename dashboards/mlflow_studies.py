@@ -33,6 +33,8 @@ class LoggedStudy:
     """Start, in seconds since the epoch."""
     best: Mapping[str, float]
     """Metrics of the best plan, without the prefix `best_`; empty without a best plan."""
+    loop: str = ""
+    """Training loop of the study's config; empty for the factory's own."""
 
     @property
     def page(self) -> str:
@@ -87,4 +89,5 @@ def _from_run(run: "Run") -> LoggedStudy:
             for key, value in metrics.items()
             if key.startswith("best_") and BEST_TRIAL in tags
         },
+        loop=run.data.params.get("loop", ""),
     )

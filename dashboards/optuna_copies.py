@@ -13,6 +13,8 @@ import tempfile
 import threading
 import time
 from contextlib import closing
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +22,7 @@ import optuna
 from optuna.trial import TrialState
 
 from autotune.records.measurement import Outcome
-from autotune.records.run_dir import RunDir
+from autotune.records.run_dir import RunDir, find_active_process
 from autotune.study.trial_store import WINNER
 from dashboards.discovery import Unreadable, find_runs, relative_name, try_read
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 PAUSE_SECONDS = 5.0
+UNFINISHED = "unfinished"
+"""User attribute of a failed trial that stands for one without a result."""
 
 
 class StudyCopies:
@@ -36,8 +40,8 @@ class StudyCopies:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.storage = optuna.storages.InMemoryStorage()
-        self._copied: dict[Path, float] = {}
-        """Modification time of each run's file when it was last copied."""
+        self._copied: dict[Path, tuple[float, bool]] = {}
+        """Modification time of each run's file when it was last copied, and true if a process worked in the run."""
         self._names: dict[Path, set[str]] = {}
         """Names of the copies of each run's studies."""
 
@@ -54,15 +58,16 @@ class StudyCopies:
                 optuna.delete_study(study_name=name, storage=self.storage)
         for run_dir in runs:
             path = RunDir(run_dir).optuna
-            changed = path.stat().st_mtime if path.exists() else 0.0
-            if changed == self._copied.get(run_dir, 0.0):
+            is_active = find_active_process(run_dir) is not None
+            changed = (path.stat().st_mtime if path.exists() else 0.0, is_active)
+            if changed == self._copied.get(run_dir, (0.0, is_active)):
                 continue
             self._copied[run_dir] = changed
-            result = try_read(path, self._copy)
+            result = try_read(path, partial(self._copy, is_active=is_active))
             unreadable += [result] if isinstance(result, Unreadable) else []
         return unreadable
 
-    def _copy(self, path: Path) -> None:
+    def _copy(self, path: Path, *, is_active: bool) -> None:
         """Copy a run's studies from a snapshot, so that a running study does not wait for this process."""
         with tempfile.TemporaryDirectory(prefix="autotune-") as directory:
             snapshot = RunDir(Path(directory)).optuna
@@ -75,11 +80,11 @@ class StudyCopies:
                 # a run resumed with another search space has a second study
                 suffix = f" ({number + 1})" if number else ""
                 title = relative_name(path.parent, self.root) + suffix
-                self._add(study, title)
+                self._add(study, title, is_active=is_active)
                 self._names.setdefault(path.parent, set()).add(title)
             storage.engine.dispose()
 
-    def _add(self, study: optuna.Study, name: str) -> None:
+    def _add(self, study: optuna.Study, name: str, *, is_active: bool) -> None:
         winner = study.user_attrs.get(WINNER)
         if name in optuna.get_all_study_names(self.storage):
             earlier = optuna.load_study(study_name=name, storage=self.storage)
@@ -96,18 +101,36 @@ class StudyCopies:
         trials = study.get_trials(deepcopy=False)
         is_single = len(study.directions) == 1
         limit = trials[winner].value if is_single and winner is not None and winner < len(trials) else None
-        for trial in study.get_trials(deepcopy=False)[len(copy.get_trials(deepcopy=False)) :]:
-            if not trial.state.is_finished():
-                return  # the copy must keep the study's trial numbers
-            copy.add_trial(_prune(trial, None if trial.number == winner else limit))
+        missing = trials[len(copy.get_trials(deepcopy=False)) :]
+        for trial in missing[: _count_ready(missing, is_active=is_active)]:
+            if trial.state.is_finished():
+                copy.add_trial(_prune(trial, None if trial.number == winner else limit))
+            else:  # the copy must keep the study's trial numbers
+                copy.add_trial(optuna.trial.create_trial(state=TrialState.FAIL, user_attrs={UNFINISHED: True}))
+
+
+def _count_ready(missing: "list[FrozenTrial]", *, is_active: bool) -> int:
+    """Return the number of trials to copy now, from the start of those that a copy lacks.
+
+    While a process works in the run, it may finish every trial: then the first unfinished one ends them. Otherwise the
+    last finished one does. An unfinished trial before it may be the repeat of an interrupted one, which no session ran.
+    """
+    finished = [trial.state.is_finished() for trial in missing]
+    if is_active:
+        return len(list(takewhile(bool, finished)))
+    return max((count for count, is_finished in enumerate(finished, 1) if is_finished), default=0)
 
 
 def _continues(study: optuna.Study, copy: optuna.Study) -> bool:
     """Return whether a study has the trials of its copy, and is not a new one of a run of the same name."""
     trials, copied = study.get_trials(deepcopy=False), copy.get_trials(deepcopy=False)
-    return len(trials) >= len(copied) and all(
-        trial.datetime_start == before.datetime_start for trial, before in zip(trials, copied, strict=False)
-    )
+    return len(trials) >= len(copied) and all(map(_is_copied, trials, copied))
+
+
+def _is_copied(trial: "FrozenTrial", copied: "FrozenTrial") -> bool:
+    if UNFINISHED in copied.user_attrs:
+        return not trial.state.is_finished()
+    return trial.datetime_start == copied.datetime_start
 
 
 def _prune(trial: "FrozenTrial", limit: float | None) -> "FrozenTrial":

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from autotune.records import yaml_file
 from autotune.records.run_dir import RunDir
 from dashboards.arguments import AppArguments, parse_arguments
 from dashboards.champions import Champion, read_entry_champion, read_run_champion
@@ -88,6 +89,12 @@ def is_readable(run_dir: Path) -> bool:
     return not isinstance(load_study(run_dir), Unreadable)
 
 
+def names_class(run_dir: Path) -> bool:
+    """Return true if a run's config names a class of a fleet's devices. Other records are not read."""
+    config = RunDir(run_dir).config
+    return config.exists() and _names_class(config, config.stat().st_mtime)
+
+
 @st.cache_resource(show_spinner="querying MLflow", ttl=10)
 def load_mlflow_studies(runs: Path) -> list[LoggedStudy] | Unreadable:
     """Return MLflow's studies, queried at most every ten seconds."""
@@ -113,6 +120,13 @@ def _champion(path: Path, reader: str, changed: tuple[float, ...]) -> Champion |
     del changed  # part of the cache's key
     readers = {read.__name__: read for read in (read_run_champion, read_entry_champion)}
     return try_read(path, readers[reader])
+
+
+@st.cache_resource(show_spinner=False, max_entries=500)
+def _names_class(config: Path, changed: float) -> bool:
+    del changed  # part of the cache's key
+    document = try_read(config, yaml_file.read)
+    return not isinstance(document, Unreadable) and bool(document.data.get("on"))
 
 
 @st.cache_resource(show_spinner="reading the run", max_entries=20)

@@ -113,7 +113,7 @@ def error_document() -> str:
         "`class` names the error's class: one of `autotune.errors`, `UsageError` for wrong options, `Interrupted` for Ctrl-C, or another "
         "Python exception. `next_step` is the text after the message's first semicolon, or `see autotune --help`. "
         "No answer of a command has the key `error`. A command that fails after its answer, such as `measure` of a plan that is over "
-        "budget, prints the answer alone; the exit code tells. The schema:\n\n"
+        "budget, prints the answer alone; the exit code shows the failure. The schema:\n\n"
         f"```json\n{json.dumps(schema, indent=1)}\n```"
     )
 

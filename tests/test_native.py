@@ -2,7 +2,9 @@
 
 import errno
 import logging
+import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,12 +47,39 @@ def warned() -> Iterator[list[str]]:
     logger.removeHandler(listener)
 
 
-@pytest.mark.parametrize("part", ["folder", "file"])
-def test_a_library_that_others_may_write_is_not_loaded(part: str, library: Library, warned: list[str]) -> None:
+def test_a_library_that_others_could_write_is_compiled_again(library: Library) -> None:
     path = library.locate()
-    (path.parent if part == "folder" else path).chmod(0o777)
+    path.write_text("of another user")
+    path.chmod(0o777)
+    assert library.load("without it all is slow") is not None
+    assert stat.S_IMODE(path.stat().st_mode) == 0o755
+
+
+def test_the_folder_of_libraries_is_taken_from_other_users(library: Library) -> None:
+    folder = library.locate().parent
+    folder.chmod(0o777)
+    assert library.load("without it all is slow") is not None
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+
+
+def test_a_folder_of_another_user_is_not_used(
+    library: Library, warned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library.locate()
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert library.load("without it all is slow") is None
-    assert "others may write it; run chmod go-w" in "".join(warned)
+    assert "belongs to another user; set XDG_CACHE_HOME" in "".join(warned)
+
+
+def test_a_umask_that_lets_the_group_write_does_not_keep_the_library_from_later_processes(library: Library) -> None:
+    before = os.umask(0o002)
+    try:
+        first = library.locate()
+        written = first.stat().st_mtime_ns
+        assert library.locate() == first
+    finally:
+        os.umask(before)
+    assert first.stat().st_mtime_ns == written
 
 
 def test_a_read_only_home_is_not_blamed_on_the_compiler(

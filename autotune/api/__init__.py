@@ -98,7 +98,7 @@ def tune(
         exact: True to accept eager's bits only: refuse other kernels, memory format or threads, and a step that rounds differently.
         seed_from: Run directory or plan file. Its fastest settings are measured after the smallest plan. The samplers `gp` and `tpe`
             also read its trials, moves excepted; the objective "pareto" does not.
-        tracking_uri: MLflow tracking server or database; a SQLite file in `runs` by default.
+        tracking_uri: MLflow tracking server or database; by default `$MLFLOW_TRACKING_URI`, else a SQLite file in `runs`.
         runs: Directory of all runs.
         plans: Directory of the finished plans.
         name: Name of the run's directory in `runs`; a run of that name is continued.

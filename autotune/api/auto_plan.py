@@ -61,7 +61,7 @@ class AutoPlan:
         threads: Number of threads that torch's CPU ops use during a step; 0 for those that the process has.
         cache: Directory of the plans; by default `autotune/plans` in `$XDG_CACHE_HOME` or `~/.cache`.
         runs: Directory of all runs, for their records, logs, temporary files and MLflow store.
-        tracking_uri: MLflow tracking server or database; a SQLite file in `runs` by default.
+        tracking_uri: MLflow tracking server or database; by default `$MLFLOW_TRACKING_URI`, else a SQLite file in `runs`.
 
     Raises:
         ConfigError: A field is invalid, or a part of the step cannot be copied to another process.
@@ -289,10 +289,12 @@ def _read_cached(path: Path, graph: "TrainGraph") -> PlanFile | None:
     if not path.exists():
         return None
     from autotune.ir.check import check
+    from autotune.ir.schedule import lower
 
     try:
         file = planfile.read(path)
         check(graph, file.plan)
+        lower(graph, file.plan)  # the digest leaves out layers, which set the times of transfers
     except (ConfigError, PlanError):
         return None
     return file if file.graph_digest == graph.digest else None

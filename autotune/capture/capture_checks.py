@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import is_dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -84,6 +85,17 @@ def refuse_loss(loss: torch.Tensor, *, is_second: bool) -> None:
         raise CaptureError(
             f"the loss has {loss.numel()} elements, and backward needs one number; reduce it, for example with loss.mean()"
         )
+
+
+def refuse_dataclasses(leaves: Iterable[object], function: str) -> None:
+    """Raise CaptureError for a result in a dataclass that torch does not look into; `function` returns it."""
+    for leaf in leaves:
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            kind = type(leaf).__name__
+            raise CaptureError(
+                f"the {function} returns a {kind}, in which torch looks for no tensors; return them in a tuple or a "
+                f"dict, or register the class with torch.utils._pytree.register_dataclass({kind})"
+            )
 
 
 def refuse_constant(node: fx.Node, constant: object) -> None:
@@ -200,12 +212,24 @@ def _byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     return start * tensor.itemsize, (start + last + 1) * tensor.itemsize
 
 
-def refuse_checkpoints_that_write(forward: fx.GraphModule) -> None:
-    """Raise CaptureError for a checkpoint that changes a buffer: eager changes it once more as it recomputes."""
+def _graph_modules(module: torch.nn.Module) -> Iterator[fx.GraphModule]:
+    """Yield a graph module and those within it: a checkpoint's body is one, and may contain other checkpoints."""
+    return (part for part in module.modules() if isinstance(part, fx.GraphModule))
+
+
+def _find_checkpoints(forward: fx.GraphModule) -> Iterator[tuple[fx.GraphModule, Any]]:
+    """Yield every checkpoint, also those within others, with the module that holds its body."""
     from torch._higher_order_ops.wrap import tag_activation_checkpoint
 
-    for node in forward.graph.find_nodes(op="call_function", target=tag_activation_checkpoint):
-        body: fx.GraphModule = getattr(forward, str(node.args[0].target))
+    for module in _graph_modules(forward):
+        for node in module.graph.find_nodes(op="call_function", target=tag_activation_checkpoint):
+            yield module, node
+
+
+def refuse_checkpoints_that_write(forward: fx.GraphModule) -> None:
+    """Raise CaptureError for a checkpoint that changes a buffer: eager changes it once more as it recomputes."""
+    for owner, node in _find_checkpoints(forward):
+        body: fx.GraphModule = getattr(owner, str(node.args[0].target))
         writers = list(_writers_of_inputs(body.graph))
         if writers:
             name = "batch_norm" if "batch_norm" in writers else writers[0]
@@ -213,7 +237,7 @@ def refuse_checkpoints_that_write(forward: fx.GraphModule) -> None:
                 f"a checkpoint contains {name}, which changes a buffer: eager changes it again as it recomputes, and a captured "
                 "step does not; leave torch.utils.checkpoint out, as a plan chooses what to recompute, or that layer out of it"
             )
-        names = [_target_name(inner) for inner in body.graph.nodes]
+        names = [_target_name(inner) for module in _graph_modules(body) for inner in module.graph.nodes]
         drawing = [name for name in names if DRAWS.search(name) and "empty" not in name]
         if drawing and node.kwargs.get("preserve_rng_state") is False:
             raise CaptureError(
@@ -242,9 +266,7 @@ def _target_name(node: fx.Node) -> str:
 
 def refuse_reentrant_checkpoints(forward: fx.GraphModule) -> None:
     """Raise CaptureError for a reentrant checkpoint without an input that requires a gradient; eager trains nothing in it."""
-    from torch._higher_order_ops.wrap import tag_activation_checkpoint
-
-    for node in forward.graph.find_nodes(op="call_function", target=tag_activation_checkpoint):
+    for _, node in _find_checkpoints(forward):
         # the inputs follow the block, and then the parameters in its closure
         inputs = [source for source in node.all_input_nodes if source.op != "get_attr" and not _is_parameter(source)]
         if node.kwargs.get("use_reentrant") is not False and not any(map(_requires_grad, inputs)):

@@ -178,17 +178,23 @@ def _order_units(ops: Sequence[Op], region_of: dict[int, str]) -> list[int | str
 
 
 def _dependencies(ops: Sequence[Op], unit_of: list[int | str]) -> dict[int | str, set[int | str]]:
-    """Return the units that must run before each unit: producers, readers before a writer, and the previous random op."""
+    """Return what each unit waits for: producers, readers before a writer, the last random op and assertion."""
     before: dict[int | str, set[int | str]] = {unit: set() for unit in unit_of}
     readers: dict[int, list[int]] = {}
     producer: dict[int, int] = {}
     last_random: int | None = None
+    last_assertion: int | None = None
     for op in ops:
         sources = [producer[value] for value in (*op.inputs, *op.writes) if value in producer]
         sources += [reader for value in op.writes for reader in readers.get(value, ())]
         if op.random:
             sources += [] if last_random is None else [last_random]
             last_random = op.id
+        # an op of a region without a result works in place, and raises nothing
+        raises = op.only_raises and isinstance(unit_of[op.id], int)
+        if last_assertion is not None and (op.writes or raises):
+            sources.append(last_assertion)
+        last_assertion = op.id if raises else last_assertion
         before[unit_of[op.id]].update(unit_of[other] for other in sources)
         before[unit_of[op.id]].discard(unit_of[op.id])
         for value in op.inputs:

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
+from autotune.errors import CaptureError
 from autotune.workloads.batch import FlatBatch, Node, structure_difference, tensor_names
 
 
@@ -80,12 +82,34 @@ def read_model_state(
     """Return the state of a model, and of a loss that is a module, in one walk, as it is read before each step.
 
     `trained` has ids of the optimizer's parameters. `replaced_step` is a function that replaces its `step`, or None.
+
+    Raises CaptureError for a parameter or buffer that a lazy module has not initialized.
     """
+    try:
+        return _read_state(_modules(model, loss_fn), trained, replaced_step)
+    except RuntimeError:  # of the shape of such a tensor; a check of each would take time before every step
+        refuse_uninitialized(model, loss_fn)
+        raise
+
+
+def refuse_uninitialized(*parts: object) -> None:
+    """Raise CaptureError for a parameter or buffer of a module that a lazy layer has not initialized."""
+    for part in parts:
+        if not isinstance(part, torch.nn.Module):
+            continue
+        for name, tensor in (*part.named_parameters(), *part.named_buffers()):
+            if is_lazy(tensor):
+                raise CaptureError(
+                    f"{name} is not initialized yet; call model(batch) once before the optimizer and the step are made"
+                )
+
+
+def _read_state(modules: list[torch.nn.Module], trained: set[int], replaced_step: object) -> ModelState:
     modes: list[bool] = []
     parts: list[Any] = [id(replaced_step)]
     met: set[int] = set()
     has_any_hook = False
-    for module in _modules(model, loss_fn):
+    for module in modules:
         modes.append(module.training)
         for parameter in module._parameters.values():
             if parameter is not None:
@@ -96,7 +120,7 @@ def read_model_state(
                 parts.append((key, parameter.dtype, parameter.device, trains, parameter.shape, parameter.stride()))
                 has_any_hook = has_any_hook or has_hooks(parameter)
         # a model that goes to another device or dtype and back has other buffers, but the same parameters
-        parts.extend(id(buffer) for buffer in module._buffers.values())
+        parts.extend((id(b), b.shape, b.dtype) for b in module._buffers.values() if b is not None)
     parts.append(frozenset(trained - met))  # a tensor from elsewhere that the optimizer trains is refused
     return ModelState(hash(tuple(parts)), tuple(modes), has_any_hook)
 

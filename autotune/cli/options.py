@@ -47,6 +47,14 @@ Limit = Annotated[
         help="Hard memory limit on every process that runs the step, the baseline's included: 900MiB.",
     ),
 ]
+PlanLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--limit",
+        metavar="BYTES",
+        help="Hard memory limit on the process that captures the step and profiles its ops: 900MiB.",
+    ),
+]
 Time = Annotated[
     str | None,
     typer.Option(

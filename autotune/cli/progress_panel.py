@@ -137,9 +137,10 @@ class _StudyState:
                 self.summary.append(f"{device.silicon}, {device.cores} cores, {fmt_bytes(device.memory_bytes)}")
             case Resolved(budget_bytes, floor_bytes, ratio):
                 step = f"{fmt_bytes(budget_bytes)} for the step" if budget_bytes > 0 else "nothing for the step"
-                share = " of eager's peak" if self.config.parsed_budget.share is not None else ""
+                share = self.config.parsed_budget.share
+                peak = "" if share is None else f" of eager's peak of {fmt_bytes(budget_bytes / share)}"
                 floor = f"the process holds {fmt_bytes(floor_bytes)} without it (its floor)"
-                self.summary.append(f"budget {self.config.budget}{share}: {step}; {floor}")
+                self.summary.append(f"budget {self.config.budget}{peak}: {step}; {floor}")
                 if ratio is not None and ratio > BUSY_RATIO:
                     self._warn(
                         f"the profiled ops together take {ratio:.1f} times the eager step: the machine was busy, and predicted "

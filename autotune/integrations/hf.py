@@ -17,6 +17,7 @@ from autotune.integrations.hf_checks import refuse_arguments
 from autotune.integrations.side_effects import refuse_side_effects
 from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.prepared_step import PlanSource
+from autotune.runtime.shapes.batch_padding import BatchPadding
 from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.step_selector import OtherShapes
 from autotune.workloads.workload import Workload
@@ -97,13 +98,13 @@ class PlannedTrainerMixin:
             self._close_plan()
 
     def workload(self) -> Workload:
-        """Return the first training step as a workload, to tune or plan it.
+        """Return the first training step as a workload, to tune or plan it; with `buckets` in their largest size.
 
         Call it in a factory, on a trainer made for it: `train` starts and stops before the first step. No callback and no
         evaluation runs.
 
         Raises:
-            ConfigError: `train` runs no step that calls `compute_loss`.
+            ConfigError: `train` runs no step that calls `compute_loss`, or its batch has no field of `buckets`.
 
         Examples:
             >>> from autotune.integrations.hf import AutotuneTrainer
@@ -123,7 +124,9 @@ class PlannedTrainerMixin:
             with _without_callbacks(self):
                 self.train()
         except _FirstStepError as step:
-            return Workload(step.model, _TrainerLoss(self), None, step.batch)
+            loss_fn = _TrainerLoss(self)
+            padding = BatchPadding(self._planned_arguments["buckets"], step.model, loss_fn)
+            return Workload(step.model, loss_fn, None, padding.resize_first(step.batch))
         finally:
             self._first_step, self.is_in_train, arguments.eval_on_start = None, False, evaluates
         raise ConfigError(f"{type(self).__name__}.train() calls compute_loss in no step; give it a training batch")

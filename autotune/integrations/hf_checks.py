@@ -18,6 +18,7 @@ def _unsupported(trainer: Any) -> Iterator[tuple[str, str]]:
     """Yield each unsupported setting with its value, and the reason with the next step."""
     arguments, accelerator = trainer.args, trainer.accelerator
     shards = "it runs its own forward and backward; leave it out, or use the trainer without a plan"
+    kernels = "a plan chooses its own kernels; leave it out, or use the trainer without a plan"
     if arguments.deepspeed or getattr(trainer, "is_deepspeed_enabled", False):
         yield f"deepspeed={arguments.deepspeed!r}", shards
     if arguments.fsdp or getattr(trainer, "is_fsdp_enabled", False):
@@ -31,7 +32,11 @@ def _unsupported(trainer: Any) -> Iterator[tuple[str, str]]:
     if arguments.n_gpu > 1:
         yield f"DataParallel on {arguments.n_gpu} GPUs", "start one process per GPU with torchrun"
     if arguments.torch_compile:
-        yield "torch_compile=True", "a plan chooses its own kernels; leave it out, or use the trainer without a plan"
+        yield "torch_compile=True", kernels
+    plugin = getattr(getattr(accelerator, "state", None), "dynamo_plugin", None)
+    backend = getattr(getattr(plugin, "backend", None), "value", "NO")
+    if backend != "NO":
+        yield f"dynamo_backend={backend!r} of Accelerate, or ACCELERATE_DYNAMO_BACKEND,", kernels
     checkpoints = any(getattr(arguments, f"{name}_checkpointing", False) for name in ("gradient", "activation"))
     if checkpoints and hasattr(trainer.model, "peft_config"):
         yield "activation or gradient_checkpointing=True with PEFT", "leave it out; a plan chooses what to recompute"

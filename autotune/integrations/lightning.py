@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils import _pytree as pytree
 
 from autotune.errors import ConfigError, install_command
@@ -21,6 +22,7 @@ from autotune.workloads.workload import Workload
 try:
     import lightning.pytorch as pl
     from lightning.pytorch import strategies
+    from lightning.pytorch.callbacks import LambdaCallback
     from lightning.pytorch.plugins import precision as plugins
     from lightning.pytorch.utilities.model_helpers import is_overridden
 except ImportError as error:
@@ -31,7 +33,7 @@ STRATEGIES = (strategies.SingleDeviceStrategy, strategies.DDPStrategy)
 PRECISIONS = (plugins.Precision, plugins.MixedPrecision, plugins.HalfPrecision, plugins.DoublePrecision)
 """Precision plugins whose training equals that without a plan."""
 _PACKAGES = ("lightning.", "autotune.")
-"""Prefixes of the modules whose callbacks read no gradients."""
+"""Prefixes of the modules whose callbacks and hooks read no gradients."""
 MIXED_PRECISIONS = ("bf16-mixed", "16-mixed")
 """Values of the Trainer's `precision` that run the step under autocast."""
 TRUE_PRECISIONS = ("32-true", "64-true", "bf16-true", "16-true")
@@ -123,6 +125,7 @@ class PlanCallback(pl.Callback):
             pl_module,
             self._loss,
             self._plan,
+            skips_backward=partial(_skips_backward, trainer),
             loss_gradient=partial(_scale, trainer, pl_module),
             **self._options,
         )
@@ -131,7 +134,8 @@ class PlanCallback(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Clear the gradients of the step before; Lightning does so only after the plan has computed the new ones."""
-        is_first = pl_module.automatic_optimization and batch_idx % trainer.accumulate_grad_batches == 0
+        is_cleared = pl_module.automatic_optimization and not _skips_backward(trainer)
+        is_first = is_cleared and batch_idx % trainer.accumulate_grad_batches == 0
         if self._method is not None and is_first and not _uses_gradients_again(trainer, pl_module):
             groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
             for parameter in (parameter for group in groups for parameter in group["params"]):
@@ -168,7 +172,8 @@ def workload(
 
     Args:
         module: A module for tuning only: what it logs is dropped.
-        batch: A batch as its method receives it.
+        batch: A batch as its method receives it. For a callback with `buckets`, pass it in the largest size:
+            `buckets.resize(batch, buckets.largest)`.
         loss: Name of the method, as for `PlanCallback`.
         unpack: True if `batch` is the tuple of all arguments of the method, such as `(real, noise)`.
         precision: The Trainer's `precision`, because autocast is part of the step. With "bf16-true" and the like, pass a
@@ -212,12 +217,32 @@ def _scale(trainer: pl.Trainer, module: pl.LightningModule, one: torch.Tensor) -
     return gradient / trainer.accumulate_grad_batches if module.automatic_optimization else gradient
 
 
+def _skips_backward(trainer: pl.Trainer) -> bool:
+    """Return True in the last epoch of StochasticWeightAveraging, which only updates the statistics of batch norm."""
+    return bool(getattr(trainer.fit_loop, "_skip_backward", False))
+
+
 def _uses_gradients_again(trainer: pl.Trainer, module: pl.LightningModule) -> bool:
     """Return True if code of the user may read or keep the gradients until Lightning clears them."""
-    users = [callback for callback in trainer.callbacks if not type(callback).__module__.startswith(_PACKAGES)]  # type: ignore[attr-defined]
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    users = [callback for callback in callbacks if isinstance(callback, LambdaCallback) or _is_of_the_user(callback)]
     hooks = "on_train_batch_start", "on_before_zero_grad"
-    reads = any(is_overridden(hook, callback, pl.Callback) for hook in hooks for callback in users)
-    return reads or any(is_overridden(hook, module) for hook in (*hooks, "optimizer_zero_grad"))
+    # the hooks of a LambdaCallback are its attributes, and may be any callable
+    reads = any(
+        hook in vars(callback) or is_overridden(hook, callback, pl.Callback) for hook in hooks for callback in users
+    )
+    # the optimizer calls these before the closure that computes the new gradients
+    pre_hooks = list(_global_optimizer_pre_hooks.values())
+    for optimizer in trainer.optimizers:
+        pre_hooks += getattr(optimizer, "_optimizer_step_pre_hooks", {}).values()
+    steps = "optimizer_step", "optimizer_zero_grad"
+    reads = reads or any(is_overridden(hook, module) for hook in (*hooks, *steps))
+    return reads or any(_is_of_the_user(hook) for hook in pre_hooks)
+
+
+def _is_of_the_user(code: object) -> bool:
+    """Return True for a callback or a hook that neither Lightning nor autotune defines."""
+    return not str(getattr(code, "__module__", "")).startswith(_PACKAGES)
 
 
 def _refuse_trainer(trainer: pl.Trainer) -> None:

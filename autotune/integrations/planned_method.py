@@ -130,11 +130,14 @@ class PlannedMethod:
     Args:
         module: The module; its parameters require gradients.
         name: Name of the method, as its class defines it.
-        plan: The plan, as of `PlannedLoss`, like the keyword arguments.
+        plan: The plan, as of `PlannedLoss`, like further keyword arguments.
+        skips_backward: Returns True while the trainer calls no `backward()`: then the plain method runs.
     """
 
-    def __init__(self, module: torch.nn.Module, name: str, plan: Any, **options: Any) -> None:
-        self._module, self._name = module, name
+    def __init__(
+        self, module: torch.nn.Module, name: str, plan: Any, *, skips_backward: Callable[[], bool], **options: Any
+    ) -> None:
+        self._module, self._name, self._skips_backward = module, name, skips_backward
         self._original: Callable[..., Any] = getattr(type(module), name)
         self._loss = MethodLoss(type(module), name)
         self.planned = PlannedLoss(module, self._loss, plan, **options)
@@ -154,7 +157,7 @@ class PlannedMethod:
     def _call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.compiler.is_compiling() or module is not self._module:
             return self._original(module, *args, **kwargs)
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or self._skips_backward():
             self.planned.release_memory()  # an evaluation needs memory of its own
             return self._original(module, *args, **kwargs)
         batch = self._loss.split_arguments(args, kwargs)

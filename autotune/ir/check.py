@@ -77,6 +77,7 @@ def _check_order(graph: TrainGraph, plan: Plan) -> None:
         if not runs[op.id]:
             raise PlanError(f"the plan never runs {op.name}")
     _check_random_order(graph, random_runs)
+    _check_assertions(graph, plan.order)
 
 
 def _traced_writers(graph: TrainGraph) -> list[tuple[int, ...]]:
@@ -105,6 +106,21 @@ def _check_random_order(graph: TrainGraph, random_runs: Sequence[int]) -> None:
             first, second = graph.ops[later], graph.ops[earlier]
             raise PlanError(
                 f"{second.name} draws random numbers before {first.name}: the traced order is the other way"
+            )
+
+
+def _check_assertions(graph: TrainGraph, order: Sequence[int]) -> None:
+    """Refuse a write, or another assertion, before an assertion that is traced earlier: there eager raises first."""
+    waiting = list(reversed(graph.assertions))
+    for op in map(graph.ops.__getitem__, order):
+        if not waiting:
+            return
+        if op.id == waiting[-1]:
+            waiting.pop()
+        elif op.id > waiting[-1] and (op.writes or op.only_raises):
+            first = graph.ops[waiting[-1]]
+            raise PlanError(
+                f"{op.name} runs before {first.name}, which may raise an error: the traced order is the other way"
             )
 
 

@@ -71,6 +71,11 @@ class Op:
     Where that op ran right before, its value becomes the output and nothing is computed.
     """
 
+    @property
+    def only_raises(self) -> bool:
+        """True if the op has no result and changes nothing: it can only raise an error, as an assertion does."""
+        return not self.outputs and not self.writes and self.phase is not Phase.UPDATE
+
 
 @dataclass(frozen=True)
 class TrainGraph:
@@ -157,16 +162,23 @@ class TrainGraph:
         return tuple(map(tuple, readers))
 
     @cached_property
+    def assertions(self) -> tuple[int, ...]:
+        """Ops that can only raise an error, in traced order."""
+        return tuple(op.id for op in self.ops if op.only_raises)
+
+    @cached_property
     def predecessors(self) -> tuple[frozenset[int], ...]:
         """Ops that must run before each op.
 
         These are the producers of its inputs and the writers, traced earlier, of the values that it reads. A writer also
-        waits for all earlier readers of the values that it writes, and a random op for the random op before it.
+        waits for all earlier readers of the values that it writes, and a random op for the random op before it. Writers
+        and assertions wait for the assertion before them: as in eager, a step that raises has changed nothing later.
         """
         before: list[set[int]] = [set() for _ in self.ops]
         readers: dict[int, list[int]] = {}
         writer: dict[int, int] = {}
         last_random: int | None = None
+        last_assertion: int | None = None
         for op in self.ops:
             earlier = before[op.id]
             for value in op.inputs:
@@ -185,6 +197,10 @@ class TrainGraph:
                 if last_random is not None:
                     earlier.add(last_random)
                 last_random = op.id
+            if last_assertion is not None and (op.writes or op.only_raises):
+                earlier.add(last_assertion)
+            if op.only_raises:
+                last_assertion = op.id
         return tuple(map(frozenset, before))
 
     @cached_property

@@ -52,6 +52,23 @@ def describe_differences(planned: GraphSummary, present: GraphSummary) -> str:
     )
 
 
+def differ_in_batch_only(planned: GraphSummary, present: GraphSummary) -> bool:
+    """Return True if the batch has other bytes and all else the same counts and bytes: the step of a batch of another shape.
+
+    >>> from autotune.testing.graphs import training_chain
+    >>> planned, present = (summarize_graph(training_chain(2, nbytes)) for nbytes in (10, 20))
+    >>> differ_in_batch_only(planned, present), differ_in_batch_only(planned, planned)
+    (True, False)
+    """
+    batch = Role.BATCH.value
+    others = planned.nbytes.keys() | present.nbytes.keys()
+    return (
+        planned.ops == present.ops
+        and planned.tensors == present.tensors
+        and {role for role in others if planned.nbytes.get(role) != present.nbytes.get(role)} == {batch}
+    )
+
+
 def _differences(planned: GraphSummary, present: GraphSummary) -> Iterator[str]:
     for role, name in _NAMES.items():
         counts = [summary.tensors.get(role, 0) for summary in (present, planned)]

@@ -24,7 +24,7 @@ import torch
 
 from autotune import errors
 from autotune.errors import CaptureError
-from autotune.kernels.compile_worker import encode_request
+from autotune.kernels.compile_worker import encode_request, lock_where_possible
 from autotune.kernels.kernel_cache import compiler_directory, kernel_directory
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ Listen = Callable[[int, int], None]
 """Receiver of the number of compiled regions and of all to compile."""
 
 MAX_PROCESSES = 8
-"""Maximum number of compiling processes; each takes about 600 MiB with its compiler."""
+"""Maximum number of compiling processes."""
+PROCESS_BYTES = 700 * 2**20
+"""Memory for one compiling process and its compiler, which take about 600 MiB."""
 _OF_INDUCTOR = ("TORCHINDUCTOR_", "TORCH_COMPILE_")
 """Beginnings of variables that change what inductor generates, and that no entry's key contains."""
 
@@ -59,7 +61,7 @@ def compile_in_pool(regions: Sequence["CompiledRegion"], listen: Listen | None =
 def _compile(regions: Sequence["CompiledRegion"], listen: Listen | None) -> None:
     waiting = deque(regions)
     running: dict[Connection, tuple[_Worker, CompiledRegion]] = {}
-    count = min(len(regions), len(os.sched_getaffinity(0)), MAX_PROCESSES)
+    count = min(len(regions), len(os.sched_getaffinity(0)), MAX_PROCESSES, max(1, free_memory() // PROCESS_BYTES))
     if listen is None:  # a training loop, which would stand still without a word
         _log.warning("autotune: compiling %d regions, once for this machine: 1 to 6 s each", len(regions))
     with _workers(count) as idle:
@@ -79,15 +81,43 @@ def _compile(regions: Sequence["CompiledRegion"], listen: Listen | None) -> None
                 idle.append(worker)
 
 
+def free_memory(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """Return the bytes that further processes may take: of the machine, and within the limits of this process's cgroups."""
+    free = 2**10 * int(_read_words(Path("/proc/meminfo"))["MemAvailable:"])
+    name = next((line.removeprefix("0::/") for line in _read(own).splitlines() if line.startswith("0::/")), "")
+    for folder in (cgroups / name, *(cgroups / name).parents):
+        if not folder.is_relative_to(cgroups):
+            break
+        limit, used = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
+        if limit.isdigit() and used:  # else there is no limit
+            counts = _read_words(folder / "memory.stat")
+            cached = int(counts.get("active_file", 0)) + int(counts.get("inactive_file", 0))
+            free = min(free, int(limit) - int(used) + cached)
+    return max(0, free)
+
+
+def _read_words(path: Path) -> dict[str, str]:
+    """Return the second word of each line of a file by the first one."""
+    return {words[0]: words[1] for line in _read(path).splitlines() if len(words := line.split()) > 1}
+
+
+def _read(path: Path) -> str:
+    """Return a file's text; empty where it does not exist, as on a system without cgroups of version 2."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
 @contextlib.contextmanager
 def _lock_compilation() -> Iterator[None]:
     """Let one process of this machine compile at a time: several ranks or measuring processes need the same regions."""
     with (kernel_directory() / "compile.lock").open("a+") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_where_possible(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             _log.warning("autotune: waiting for another process of this machine, which compiles regions")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock_where_possible(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -173,7 +203,7 @@ def _remove_incomplete(scratch: Path) -> None:
     entries = scratch.parent / "entries"
     if not any(scratch.glob("unfinished-*")) and not any(entries.glob("unfinished-*")):
         return
-    with scratch.with_suffix(".lock").open("a+") as lock, contextlib.suppress(BlockingIOError):
+    with scratch.with_suffix(".lock").open("a+") as lock, contextlib.suppress(OSError):  # in use, or no locks there
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if any(scratch.glob("unfinished-*")):  # a file of the compiler may be incomplete
             shutil.rmtree(scratch)

@@ -4,6 +4,7 @@ The arguments are two open pipes. A request is a pickled region with a number of
 error, or empty. The process ends when the other end of the pipe is closed.
 """
 
+import errno
 import fcntl
 import io
 import json
@@ -13,7 +14,7 @@ import sys
 import types
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
@@ -30,7 +31,7 @@ def main() -> None:
     scratch = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent
     marker = scratch / f"unfinished-{os.getpid()}"
     with scratch.with_suffix(".lock").open("a+") as lock:  # NFS locks files for readers only where they can be read
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        lock_where_possible(lock, fcntl.LOCK_SH)
         while True:
             try:
                 request = requests.recv_bytes()
@@ -41,6 +42,18 @@ def main() -> None:
             reply = json.dumps(_compile(region, threads, dtype)).encode()
             marker.unlink()  # before the reply, after which this process may be ended
             replies.send_bytes(reply)
+
+
+def lock_where_possible(file: IO[str], operation: int) -> None:
+    """Lock a file, as `fcntl.flock` does; go on without a lock on a file system that has none.
+
+    Raises BlockingIOError where another process has the lock.
+    """
+    try:
+        fcntl.flock(file, operation)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+            raise
 
 
 def encode_request(region: "CompiledRegion", threads: int, dtype: torch.dtype) -> bytes:

@@ -1,6 +1,8 @@
 """Compile a region with inductor, once per machine; processes load it from files."""
 
 import contextlib
+import logging
+import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +15,8 @@ from autotune.errors import CaptureError, ConfigError
 from autotune.kernels.compile_pool import compile_in_pool
 from autotune.kernels.kernel_cache import Kernel, entry_path, load_entry, write_entry, write_failure
 from autotune.kernels.overwriting import find_target, write_over
+
+_log = logging.getLogger(__name__)
 
 _KERNELS: dict[tuple[str, str, int, torch.dtype], Kernel | str] = {}
 """Kernel of each region in this process, or the message of the error that its compilation raised.
@@ -158,7 +162,14 @@ class CompiledRegion:
             return kernel
         if not self.is_cached:
             compile_in_pool([self])
-        return load_entry(entry_path(self.signature))
+        path = entry_path(self.signature)
+        try:
+            return load_entry(path)
+        except ConfigError as error:  # a file is missing or cut short, or belongs to another C++ library
+            _log.warning("autotune: %s", str(error).rpartition(";")[0])
+            shutil.rmtree(path, ignore_errors=True)
+            compile_in_pool([self])
+            return load_entry(path)
 
     def _generate(self) -> Any:
         """Let inductor compile the region in this process."""

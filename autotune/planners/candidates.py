@@ -3,7 +3,7 @@
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.planners import KINDS, make_plan
-from autotune.planners.coordinate_descent import PlanCache, descend
+from autotune.planners.coordinate_descent import MIN_WEIGHT_BYTES, PlanCache, descend
 from autotune.planners.knobs import Settings
 from autotune.planners.moves.plan_moves import MoveSource
 from autotune.planners.space import Space, preset_settings
@@ -22,7 +22,10 @@ from autotune.predict.simulate import Estimate, simulate
 COMBINED = frozenset({"order", "update", "recompute", "offload"})
 """Planner kinds that `propose` combines exhaustively."""
 LARGE_OPS = 1000
-"""Number of ops above which the smallest plan is made with the first in-place planner only. Others repeat all searches."""
+"""Number of ops above which the smallest plan is made in one pass, with the first in-place planner only.
+
+Other in-place planners, and other choices at the end, repeat the searches.
+"""
 
 FITTING_SECONDS = 20.0
 """Time after which no other proposal is made where the smallest plan exceeds the budget."""
@@ -107,7 +110,10 @@ def make_candidate(graph: TrainGraph, costs: Costs, settings: Settings, budget_b
 
 
 def find_smallest(graph: TrainGraph, costs: Costs, space: Space) -> Candidate:
-    """Return the plan with the lowest peak for a budget of 0 bytes, by choosing one planner kind after the other."""
+    """Return the plan with the lowest peak for a budget of 0 bytes, by choosing one planner kind after the other.
+
+    Up to `LARGE_OPS` ops, the other update planners and offload of weights are tried once more at the end.
+    """
     cache = PlanCache(graph, costs, 0)  # candidates share the work of the planners that come first
     names = {kind: next(iter(planners)) for kind, planners in space.items()}
     best = _evaluate(cache, preset_settings(KINDS, space, names))
@@ -117,16 +123,40 @@ def find_smallest(graph: TrainGraph, costs: Costs, space: Space) -> Candidate:
             remaining = []
         for name in remaining:
             other = _evaluate(cache, preset_settings(KINDS, space, names | {kind: name}))
-            best = min(best, other, key=lambda candidate: (candidate.estimate.peak_bytes, candidate.estimate.seconds))
+            best = min(best, other, key=_peak_then_seconds)
         names[kind] = str(best.settings[kind]["planner"])
+    if len(graph.ops) <= LARGE_OPS:
+        revised = (_evaluate(cache, settings) for settings in _revised_settings(space, names))
+        best = min((best, *revised), key=_peak_then_seconds)
     return best
+
+
+def _peak_then_seconds(candidate: Candidate) -> tuple[int, float]:
+    return candidate.estimate.peak_bytes, candidate.estimate.seconds
+
+
+def _revised_settings(space: Space, names: Mapping[str, str]) -> Iterator[Settings]:
+    """Yield settings of the named planners with another update planner, with offload of weights, and with both.
+
+    Updates were chosen before recomputation and offload, which may make other ones better.
+    """
+    for update in space.get("update", ()):
+        chosen = {**names, "update": update}
+        if update != names["update"]:
+            yield preset_settings(KINDS, space, chosen)
+        for offload, knobs in space.get("offload", {}).items():
+            if "what" in knobs:
+                settings = preset_settings(KINDS, space, {**chosen, "offload": offload})
+                settings["offload"]["what"], settings["offload"]["least_bytes"] = "all", MIN_WEIGHT_BYTES
+                yield settings
 
 
 def find_lowest(planning: Planning, budget_bytes: int, seconds: float = FITTING_SECONDS) -> Candidate:
     """Return the smallest plan, or a proposal with a lower peak if the smallest plan exceeds the budget.
 
-    Proposals are made until one meets the budget or the time is up. The result may still exceed the budget. The smallest plan comes from one pass over the kinds of planners, so a later choice may make an earlier one wrong: early
-    updates, for example, lower the peak of some steps only after recomputation.
+    Proposals are made until one meets the budget or the time is up. The result may still exceed the budget. The
+    smallest plan comes from one pass over most kinds of planners, so a later choice may make an earlier one wrong:
+    an order, for example, may have the lowest peak only after recomputation.
 
     Args:
         planning: Source of the plans.

@@ -131,7 +131,8 @@ class Config(Section):
     """Plan file or run directory, of any device. Its fastest settings are measured after the smallest plan. The samplers `gp` and `tpe`
     also read the run's trials, except moves, as earlier observations; objective `pareto` does not."""
     tracking_uri: str | None = None
-    """Tracking URI of MLflow: `http://server:5000`, `postgresql://user@server/name`; default: a SQLite file in `runs`."""
+    """Tracking URI of MLflow: `http://server:5000`, `postgresql://user@server/name`; default: `$MLFLOW_TRACKING_URI`,
+    else a SQLite file in `runs`."""
     optuna_storage: str | None = None
     """Database to which the Optuna study is copied when a session ends, such as `postgresql://user@server/name`: another one than
     MLflow's. The run keeps its own file."""

@@ -8,12 +8,15 @@ import os
 import typing
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
 from autotune.errors import ConfigError
 from autotune.records.run_dir import named_errors, write_text
 
 T = TypeVar("T")
+
+BLOCK_BYTES = 65_536
+"""Bytes to read at once, from the end of a file backward, in the search for its last newline."""
 
 
 def to_json(record: Any) -> Any:
@@ -68,7 +71,7 @@ def append_line(path: Path, record: Any) -> None:
     """Append a record as one line of JSON and sync it; an incomplete last line, left by a crash, is removed first."""
     line = json.dumps(to_json(record), separators=(",", ":")).encode() + b"\n"
     with named_errors(path), path.open("a+b") as file:
-        file.truncate(_complete_bytes(path))
+        file.truncate(_complete_bytes(file))
         file.seek(0, os.SEEK_END)
         file.write(line)
         file.flush()
@@ -98,8 +101,9 @@ def read_lines(kind: type[T], path: Path, *, remedy: str) -> list[T]:
     """
     if not path.exists():
         return []
+    data = path.read_bytes()
     records = []
-    for number, line in enumerate(path.read_bytes()[: _complete_bytes(path)].splitlines(), start=1):
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
         where = f"{path}:{number}"
         try:
             document = parse_json(line)
@@ -109,9 +113,17 @@ def read_lines(kind: type[T], path: Path, *, remedy: str) -> list[T]:
     return records
 
 
-def _complete_bytes(path: Path) -> int:
-    """Return the number of bytes up to and including the last newline."""
-    return path.read_bytes().rfind(b"\n") + 1
+def _complete_bytes(file: IO[bytes]) -> int:
+    """Return the number of bytes of an open file up to and including the last newline."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - BLOCK_BYTES)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
 
 
 def write_whole(path: Path, record: Any, *, what: str, remedy: str = "name another file with -o") -> None:
@@ -151,7 +163,7 @@ def read_optional(kind: type[T], path: Path, *, remedy: str) -> T | None:
 def _describe_error(kind: str, message: str, value: object) -> str:
     match kind:
         case "unexpected_keyword_argument":
-            return "unknown key"
+            return "unknown key; if a newer autotune wrote it, upgrade autotune, or else correct or remove the key"
         case "missing":
             return "missing"
         case _:

@@ -13,6 +13,7 @@ from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.graph_summary import GraphSummary, describe_differences, summarize_graph
 from autotune.ir.plan import Plan
+from autotune.ir.schedule import lower
 from autotune.planners.knobs import Settings
 from autotune.predict.simulate import Estimate
 from autotune.records.budget import Budget, tolerated_bytes
@@ -100,6 +101,10 @@ def match_plan(path: Path, file: PlanFile, surveyed: Captured) -> None:
             f"{describe_other_graph(file, graph)}; use the arguments of the plan, or tune again"
         )
     check(graph, file.plan)
+    try:
+        lower(graph, file.plan)
+    except PlanError as error:  # the digest leaves out layers, which set the times of transfers
+        raise PlanError(f"{path}: made for another graph, whose layers differ: {error}; tune again") from error
     if file.device is None:
         return
     if file.device.silicon != device.silicon:

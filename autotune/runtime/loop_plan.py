@@ -3,9 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from autotune.capture.optimizers.loop_ops import apply_loop
+from autotune.capture.optimizers.loop_updates import base_program
+from autotune.capture.program import Program
+from autotune.errors import PlanError
 from autotune.ir.graph import Phase, TrainGraph
+from autotune.ir.graph_summary import differ_in_batch_only, summarize_graph
 from autotune.ir.plan import Plan, Swap, events
 from autotune.ir.schedule import gap_layers, layer_numbers, leaves_memory
+from autotune.records.plan_file import PlanFile, describe_other_graph
+from autotune.workloads.loop import Loop
 
 
 def transfer_to_loop(plan: Plan, old: TrainGraph, new: TrainGraph) -> Plan:
@@ -35,6 +42,33 @@ def transfer_to_loop(plan: Plan, old: TrainGraph, new: TrainGraph) -> Plan:
     touched = {value for op in added for value in (*op.inputs, *op.writes)}
     touched |= {value for op in old.ops if op.id not in ids for value in (*op.inputs, *op.writes)}
     return replace(moved, offload=tuple(swap for swap in _possible_swaps(new, moved) if swap.value not in touched))
+
+
+def find_planned_form(program: Program, file: PlanFile) -> Program:
+    """Return the program itself, or the form of it for another loop that a plan file was made for.
+
+    Raises PlanError where the file is for another graph.
+    """
+    if file.graph_digest == program.graph.digest:
+        return program
+    loop = Loop.parse(file.loop)
+    other = apply_loop(base_program(program), loop)
+    if file.graph_digest == other.graph.digest:
+        return other
+    for_gradients = " and loop" if loop.gradients else ""
+    graph = program.graph
+    raise PlanError(
+        f"the plan is for {file.workload} (graph {file.graph_digest[:8]}{f', loop {loop}' if file.loop else ''}); this step is "
+        f"another graph ({graph.digest[:8]}): {describe_other_graph(file, graph)}; check model, batch shape, dtype, "
+        f"optimizer{for_gradients}, or tune it"
+    )
+
+
+def is_for_another_batch(file: PlanFile, graph: TrainGraph) -> bool:
+    """Return True if a plan file of gradients was made for a batch of another shape, and otherwise for the same step."""
+    if file.summary is None or file.graph_digest == graph.digest or not Loop.parse(file.loop).gradients:
+        return False
+    return differ_in_batch_only(file.summary, summarize_graph(graph))
 
 
 def _is_same(old: TrainGraph, old_id: int, new: TrainGraph, new_id: int | None) -> bool:

@@ -23,7 +23,14 @@ from autotune.runtime.gradient_handover import (
     hand_over,
     refuse_gradients,
 )
-from autotune.runtime.prepared_step import PlanSource, PreparedStep, StepPreparer, read_plan, store_directories
+from autotune.runtime.prepared_step import (
+    PlanSource,
+    PreparedStep,
+    StepPreparer,
+    read_plan,
+    store_directories,
+    warn_of_environment,
+)
 from autotune.runtime.shapes.batch_padding import BatchPadding
 from autotune.runtime.shapes.buckets import Buckets
 from autotune.runtime.step_selector import OtherShapes, StepSelector, check_other_shapes
@@ -119,7 +126,9 @@ class PlannedLoss(torch.nn.Module):
         self._tangents = Tangents(loss_gradient)
         self._verifier = Verifier(model, None, None, DEFAULT_STEPS if verify is True else int(verify), loss_fn)
         self._pid, self._lock = os.getpid(), threading.RLock()
-        self._memory_format = self._make_preparer().memory_format
+        preparer = self._make_preparer()
+        warn_of_environment(preparer.file)
+        self._memory_format = preparer.memory_format
         if self._memory_format:
             convert_model(model, None, self._memory_format)
             keep_in_format(model, self._memory_format)
@@ -230,7 +239,8 @@ class PlannedLoss(torch.nn.Module):
         return make_signature(batch, state, "")
 
     def _make_preparer(self) -> StepPreparer:
-        return StepPreparer(self._plan, self._stores, adapts=False)
+        replans = self._other_shapes in ("replan", "background")
+        return StepPreparer(self._plan, self._stores, adapts=False, replans_first=replans)
 
     def _run(
         self, selector: StepSelector, step: PreparedStep, loss_fn: LossFn, batch: Any, tensors: list[torch.Tensor]

@@ -11,7 +11,6 @@ from typing import Protocol
 import torch
 
 from autotune.capture.capture_checks import MemoryCheck
-from autotune.capture.optimizers.loop_ops import apply_loop
 from autotune.capture.optimizers.loop_updates import base_program
 from autotune.capture.program import Program
 from autotune.capture.signature import Signature
@@ -27,14 +26,14 @@ from autotune.planners import make_plan
 from autotune.predict.simulate import peak_bytes
 from autotune.records import plan_file as planfile
 from autotune.records.measurement import TransferTrace
-from autotune.records.plan_file import PlanFile, describe_other_graph
+from autotune.records.plan_file import PlanFile
 from autotune.records.speed_environment import list_changes, read_speed_environment
 from autotune.runtime.arena import SharedBlock, StepArena
 from autotune.runtime.executor import Executor, RangeFactory
 from autotune.runtime.gpu.current_gpu import use_gpu
 from autotune.runtime.gpu.graphed_step import GraphRecorder
 from autotune.runtime.gpu.segments import grow_segments
-from autotune.runtime.loop_plan import transfer_to_loop
+from autotune.runtime.loop_plan import find_planned_form, is_for_another_batch, transfer_to_loop
 from autotune.runtime.offload.slots import slot_sizes
 from autotune.runtime.offload.window_adapter import WindowAdapter, make_variants
 from autotune.runtime.op_profiler import profile
@@ -171,6 +170,7 @@ class StepPreparer:
             steps as traced.
         stores: Directory of each store, by its name.
         adapts: True if plans that offload may change their window between steps.
+        replans_first: True if the first batch may have another shape than the plan's, as after a resumed training.
         range_of: Context manager of a named range, opened around each op for a profiler; None for no ranges.
         make_recorder: Creates a recorder of CUDA graphs on a device; None to launch every op.
     """
@@ -181,13 +181,14 @@ class StepPreparer:
         stores: Mapping[str, Path],
         *,
         adapts: bool,
+        replans_first: bool = False,
         range_of: RangeFactory | None = None,
         make_recorder: Callable[[torch.device], GraphRecorder] | None = None,
     ) -> None:
         self.file = plan if isinstance(plan, PlanFile) else None
         self._plan = plan.plan if isinstance(plan, PlanFile) else plan if isinstance(plan, Plan) else None
         self._make_file = None if isinstance(plan, PlanFile | Plan | None) else plan
-        self._stores, self._adapts = stores, adapts
+        self._stores, self._adapts, self._replans_first = stores, adapts, replans_first
         self._range_of, self._make_recorder = range_of, make_recorder
         self._numbers = itertools.count()
         self._block = SharedBlock()
@@ -232,6 +233,13 @@ class StepPreparer:
             self._plan = self.file.plan
         if self._plan is None:
             return Plan.traced(program.graph)
+        if self._replans_first and self.file is not None and is_for_another_batch(self.file, program.graph):
+            warnings.warn(
+                "the first batch has another shape than the plan's; its step is planned with the same settings, and a batch of "
+                "the plan's shape runs under the plan",
+                stacklevel=5,
+            )
+            return self.make_plan(program)
         planned = self._planned_form(program)
         if planned is program:
             return self._plan
@@ -244,22 +252,19 @@ class StepPreparer:
         assert self._plan is not None
         if self.file is None:
             return program if _fits(program.graph, self._plan) else base_program(program)
-        if self.file.graph_digest == program.graph.digest:
-            return program
-        loop = Loop.parse(self.file.loop)
-        other = apply_loop(base_program(program), loop)
-        if self.file.graph_digest != other.graph.digest:
-            _refuse_other_graph(self.file, program.graph, loop)
-        return other
+        return find_planned_form(program, self.file)
 
     def make_plan(self, program: Program) -> Plan:
         """Plan another graph with the file's settings; without a file keep its traced order."""
+        if self.file is not None and self.file.graph_digest == program.graph.digest:
+            return self.file.plan
         if self.file is None:
             traced = Plan.traced(program.graph)
             allocator = self._plan.allocator if self._plan is not None else "system"
             return replace(self._captured(traced), allocator=allocator)
-        costs = self._costs.estimate(program)
-        plan = make_plan(program.graph, self.file.settings, self.file.target_bytes or self.file.budget_bytes, costs)
+        costs, target = self._costs.estimate(program), self.file.target_bytes
+        target = self.file.budget_bytes if target is None else target
+        plan = make_plan(program.graph, self.file.settings, target, costs)
         return self._captured(plan)
 
     def _captured(self, plan: Plan) -> Plan:
@@ -385,12 +390,3 @@ def _fits(graph: TrainGraph, plan: Plan) -> bool:
     except PlanError:
         return False
     return True
-
-
-def _refuse_other_graph(file: PlanFile, graph: TrainGraph, loop: Loop) -> None:
-    for_gradients = " and loop" if loop.gradients else ""
-    raise PlanError(
-        f"the plan is for {file.workload} (graph {file.graph_digest[:8]}{f', loop {loop}' if file.loop else ''}); this step is "
-        f"another graph ({graph.digest[:8]}): {describe_other_graph(file, graph)}; check model, batch shape, dtype, "
-        f"optimizer{for_gradients}, or tune it"
-    )

@@ -53,7 +53,9 @@ class MoveChooser:
             moves = self._source.propose(parent.plan, int(share * target), measured)
             worthwhile = [move for move in moves if move.possible_seconds >= least and move.plan not in measured_plans]
             for move in worthwhile[:LAYOUTS]:
-                candidate = Candidate(parent.settings, move.plan, move.estimate, parent=parent.number, move=move.text)
+                candidate = Candidate(
+                    parent.settings, move.plan, move.estimate, parent.target_bytes, parent.number, move.text
+                )
                 if not exceeds_budget(self._planning.estimate_layout(candidate), self._rules):
                     return candidate
             if not worthwhile:

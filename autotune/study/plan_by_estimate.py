@@ -1,5 +1,6 @@
 """Make a plan file for a budget by estimate alone, without measuring the plan."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autotune.errors import ConfigError
@@ -8,6 +9,7 @@ from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.planners.auto import best_plan
 from autotune.planners.space import space_for_device
+from autotune.predict.bounds import seconds_lower_bound
 from autotune.predict.plan_layout import add_layout
 from autotune.predict.simulate import simulate
 from autotune.records.plan_file import PlanFile
@@ -19,10 +21,10 @@ if TYPE_CHECKING:
     from autotune.records.config import Config
 
 
-TRIES = 3
+TRIES = 4
 """Maximum number of plans to make for a budget.
 
-If the charge of the first is too high, the second aims lower by the excess, and the third is the smallest plan.
+While the charge is too high, the next plan aims lower by the excess; the last one is the smallest plan.
 """
 
 
@@ -38,8 +40,8 @@ def refuse_front(config: "Config") -> None:
 def make_plan_file(config: "Config", surveyed: "WorkloadSurvey") -> PlanFile:
     """Return a plan file with the first planners' plan, or else with the fastest plan that fits by estimate.
 
-    The budget limits the predicted charge, which is the peak and what the arena's layout wastes. Raises InfeasibleError where
-    no plan fits the budget.
+    The budget limits the predicted charge, which is the peak and what the arena's layout wastes. The first plan within
+    the budget's tolerance is accepted: those for lower targets are slower. Raises InfeasibleError where no plan fits.
     """
     graph, costs = surveyed.graph, surveyed.costs
     traced_bytes = simulate(graph, lower(graph, Plan.traced(graph)), costs).peak_bytes
@@ -53,7 +55,7 @@ def make_plan_file(config: "Config", surveyed: "WorkloadSurvey") -> PlanFile:
         best = best_plan(graph, costs, target, searched, accept_first=True)
         estimate = add_layout(graph, best.plan, costs, best.estimate)
         used_bytes = max(estimate.peak_bytes, estimate.charged_bytes or 0)
-        if best.estimate.peak_bytes > target or used_bytes <= budget_bytes:
+        if best.estimate.peak_bytes > target or used_bytes <= rules.accepted_bytes:
             break
         target = target * budget_bytes // used_bytes if left > 1 else 0
     if used_bytes > rules.accepted_bytes:
@@ -66,8 +68,10 @@ def make_plan_file(config: "Config", surveyed: "WorkloadSurvey") -> PlanFile:
         floor_bytes=surveyed.floor_bytes,
         settings=best.settings,
         plan=config.captured(best.plan),
-        estimate=estimate,
+        # planners meet a lower target, whose bound would be too high
+        estimate=replace(estimate, lower_bound_seconds=seconds_lower_bound(graph, costs, budget_bytes)),
         device=surveyed.device,
         loop=surveyed.loop,
+        target_bytes=best.target_bytes,
         summary=summarize_graph(graph),
     )

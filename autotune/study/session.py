@@ -272,7 +272,7 @@ class _Session:
             ParallelSearch(self.maker, pool, self.interrupts, self.progress, *steps).run()
         while not self.is_spent() and self.may_search():
             self.evaluate(began=time.monotonic(), proposal=self.propose())  # choosing a move takes seconds
-        self.ended = describe_end(self.config, self.trials, self.patience)
+        self.ended = describe_end(self.config, self.trials, self.patience, self.config.time_seconds - self.seconds_left)
 
     def propose(self, pending: Sequence[Trial] = ()) -> Proposal:
         """Propose the next trial of the search: a move, or the sampler's suggestion. `pending` are planned, unrecorded trials."""

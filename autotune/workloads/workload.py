@@ -56,6 +56,31 @@ def infer(model: torch.nn.Module, batch: Any) -> Any:
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
+def select_loss(result: Any) -> Any:
+    """Return the loss of a loss function's result: the result itself, or the first part of a tuple.
+
+    Raises:
+        ConfigError: The loss is no tensor of one number with a gradient, so its backward pass would fail.
+    """
+    loss = result[0] if isinstance(result, tuple) and result else result
+    if not isinstance(loss, torch.Tensor):
+        part = "" if loss is result else "a tuple that begins with "
+        raise ConfigError(
+            f"loss_fn returned {part}{type(loss).__name__}; "
+            "return the loss, a tensor with one number, or (loss, extras)"
+        )
+    if loss.numel() != 1:
+        raise ConfigError(
+            f"loss_fn returned a loss of shape {tuple(loss.shape)}; reduce it to one number, e.g. with .mean()"
+        )
+    if not loss.requires_grad:
+        raise ConfigError(
+            "loss_fn returned a loss that does not depend on the model's parameters; look for detach(), no_grad, or "
+            "parameters that do not require a gradient"
+        )
+    return loss
+
+
 def check_workload(workload: object, name: str) -> None:
     """Check that a factory's result is a complete workload.
 

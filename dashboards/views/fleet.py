@@ -12,11 +12,12 @@ from dashboards.discovery import Unreadable, relative_name
 arguments, index = page.start_page(
     "Fleet", "Devices of each class, from the records of the studies that measured on them."
 )
-results = {relative_name(path, arguments.runs): page.load_study(path) for path in index.runs}
+runs = [path for path in index.runs if page.names_class(path)]
+results = {relative_name(path, arguments.runs): page.load_study(path) for path in runs}
 studies = {name: study.records for name, study in results.items() if not isinstance(study, Unreadable)}
 active = {
     relative_name(path, arguments.runs): RunDir(path).lock.stat().st_mtime
-    for path in index.runs
+    for path in runs
     if find_active_process(path) is not None
 }
 waits = read_waiting(arguments.runs)

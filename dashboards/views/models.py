@@ -8,7 +8,7 @@ from dashboards.discovery import Unreadable
 
 arguments, index = page.start_page(
     "Models and devices",
-    "Current plan for each model, device and budget: the nightly champion, or else the fastest plan of all studies. "
+    "Current plan for each model, device, budget and training loop: the nightly champion, or else the fastest of all studies. "
     "Bytes are charged for the step, without the idle process; times are relative to plain eager.",
 )
 on_disk, unreadable = page.load_champions(index)
@@ -39,10 +39,10 @@ def mlflow_address(champion: Champion) -> str | None:
 
 st.subheader("All best plans")
 page.show_table(
-    ("current", "model", "device", "budget", "charged MiB", "step ms", "time", "from", "when", "MLflow"),
+    ("current", "model", "device", "budget", "loop", "charged MiB", "step ms", "time", "from", "when", "MLflow"),
     [
         (
-            champion in current, champion.model, champion.device, champion.budget,
+            champion in current, champion.model, champion.device, champion.budget, champion.loop,
             None if champion.charged_bytes is None else champion.charged_bytes / 2**20,
             None if champion.seconds is None else 1e3 * champion.seconds, champion.ratio,
             f"night {champion.origin}" if champion.nightly else champion.origin,

@@ -18,7 +18,7 @@ from autotune.api import auto_plan, tune_live
 from autotune.api.auto_plan import AutoPlan
 from autotune.capture.tracer import capture
 from autotune.errors import BaselineChangedError, ConfigError, InfeasibleError, WorkerError
-from autotune.ir.plan import Plan
+from autotune.ir.plan import Plan, Swap
 from autotune.ir.schedule import lower
 from autotune.kernels.region_program import with_kernels
 from autotune.predict.simulate import simulate
@@ -113,6 +113,20 @@ def test_a_damaged_plan_is_tuned_again(auto: AutoPlan, studies: list[Config], tm
     (cached,) = (tmp_path / "plans").glob("*.json")
     cached.write_text(cached.read_text()[:100])
     assert auto(step).plan == plan
+    assert len(studies) == 2
+
+
+def test_a_cached_plan_whose_offload_has_no_room_between_the_layers_is_tuned_again(
+    auto: AutoPlan, studies: list[Config], tmp_path: Path
+):
+    step = make()
+    graph = capture(step).graph
+    file = auto(step, graph)
+    (cached,) = (tmp_path / "plans").glob("*.json")
+    value = next(op.outputs[0] for op in graph.ops if op.outputs and graph.consumers[op.outputs[0]])
+    offloading = replace(file.plan, offload=(Swap(value, 0),), store="ssd", window=len(graph.ops))
+    planfile.write(cached, replace(file, plan=offloading))
+    assert auto(step, graph).plan == file.plan
     assert len(studies) == 2
 
 

@@ -1,8 +1,10 @@
 """A captured step is the user's own step, and capturing it disturbs nothing."""
 
 import copy
+import warnings
 from collections import OrderedDict
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from autotune.capture.capture_checks import refuse_shared_memory
 from autotune.capture.program import reads
 from autotune.capture.python.recorded_run import record_step
 from autotune.capture.python.step_trace import StepTrace
+from autotune.capture.signature import read_model_state
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError
 from autotune.ir.costs import Costs
@@ -27,6 +30,7 @@ from autotune.runtime.op_profiler import read_allocations
 from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.factory import load_workload
+from autotune.workloads.loop import Loop
 from autotune.workloads.workload import Workload
 from tests.capture.twins import Twins
 from tests.support.eager import assert_equals_eager, eager_step, tensors, worst_difference
@@ -227,6 +231,15 @@ def test_what_nobody_updates_has_no_gradient_computed(model, optimizer):
     assert {value.name for value in graph.values if value.role is Role.GRAD} <= {"3.bias.grad", "3.weight.grad"}
     assert not [op for op in graph.ops if op.phase is Phase.BACKWARD and op.layer == "0"]
     twins.assert_equals_eager(steps=1)
+
+
+def test_gradients_that_no_optimizer_of_the_step_reads_are_warned_of_with_and_without_clipping():
+    for loop, reader in ((Loop(), "another optimizer would see"), (Loop(clip=True), "before_update sees")):
+        with pytest.warns(UserWarning, match=rf"^0\.weight, 0\.bias require .*{reader} no gradient .*use PlannedLoss"):
+            capture(replace(make(mlp, optimizer=last_only), loop=loop))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        capture(make(frozen_first, optimizer=last_only))
 
 
 class Unused(nn.Module):
@@ -606,6 +619,28 @@ def test_a_planned_loss_refuses_a_trainable_tensor_of_its_closure_and_takes_it_f
     scale.requires_grad_(False)
     planned(workload.batch).backward()
     assert all(parameter.grad is not None for parameter in workload.model.parameters())
+
+
+@dataclass
+class Predicted:
+    logits: Tensor
+
+
+def test_results_in_a_dataclass_that_torch_does_not_know_are_refused_with_its_name():
+    def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Any:
+        return labelled_loss(model, batch), Predicted(model(batch[0]))
+
+    with pytest.raises(CaptureError, match=r"the loss function returns a Predicted, .*; return them in a tuple"):
+        capture(make(mlp, loss_fn=loss_fn))
+
+
+def test_a_lazy_layer_is_refused_until_it_is_initialized():
+    workload = make(lambda: nn.Sequential(nn.LazyLinear(4)))
+    for refused in (capture, lambda workload: read_model_state(workload.model, set())):
+        with pytest.raises(CaptureError, match=r"^0\.weight is not initialized yet; call model\(batch\) once before"):
+            refused(workload)
+    workload.model(workload.batch[0])
+    capture(workload)
 
 
 def test_a_batch_without_a_tensor_is_refused():

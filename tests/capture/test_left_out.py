@@ -214,6 +214,16 @@ def test_a_checkpoint_that_writes_is_refused_however_it_writes(block: Callable[[
     refuse(checkpointed, "a checkpoint contains .*which changes a buffer")
 
 
+def test_a_checkpoint_that_writes_within_another_is_refused() -> None:
+    def inner(model: Net, inputs: Tensor) -> Tensor:
+        return checkpoint(writes_a_view, model, inputs, use_reentrant=False)
+
+    def outer(model: Net, inputs: Tensor) -> Tensor:
+        return checkpoint(inner, model, inputs, use_reentrant=False)
+
+    refuse(outer, "a checkpoint contains .*which changes a buffer")
+
+
 def test_a_checkpoint_that_draws_anew_is_refused() -> None:
     def dropped(model: Net, inputs: Tensor) -> Tensor:
         return checkpoint(

@@ -162,6 +162,22 @@ def test_step_hooks_run_once_a_step_and_not_once_a_parameter():
     assert seen == ["before", "after", "before", "after"]
 
 
+class Derived(torch.optim.AdamW):
+    """AdamW by another name."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def test_hooks_do_not_run_for_each_parameter_where_the_step_calls_that_of_its_base_class():
+    torch.optim.AdamW([nn.Parameter(torch.zeros(1))])  # from the first object on, the step of a class runs hooks
+    workload, step, _ = pair(Derived)
+    calls: list[str] = []
+    workload.optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    step(workload.batch)
+    assert calls == ["after"]
+
+
 def test_hooks_of_every_optimizer_run_once_a_step_around_those_of_one_optimizer():
     seen: dict[str, list[str]] = {}
     for way in ("eager", "planned"):
@@ -229,6 +245,36 @@ def test_a_users_own_optimizer_is_run_as_it_is():
     for _ in range(3):
         step(workload.batch)
         eager_step(other)
+    assert_same(workload, other)
+
+
+class ByName(Mine):
+    """Moves biases twice as far, as it knows the parameters by their names."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for name, parameter in zip(group["param_names"], group["params"], strict=False):
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad, alpha=group["lr"] * (2 if name.endswith("bias") else 1))
+
+
+def by_name(parameters: Any) -> torch.optim.Optimizer:
+    return ByName([(f"{number}.{'bias' if p.ndim == 1 else 'weight'}", p) for number, p in enumerate(parameters)])
+
+
+def test_each_parameter_has_its_name_where_it_is_updated_alone_or_with_others():
+    workload, step, other = pair(by_name)
+    updates = step._selector.first.updates
+    assert not updates.joint_reason
+    step(workload.batch)
+    gradients = eager_step(other)[1]
+    assert_same(workload, other)
+    named = list(workload.model.named_parameters())
+    updates.update_together([(name, p, gradients[name], False) for name, p in reversed(named)])
+    for name, parameter in other.model.named_parameters():
+        parameter.grad = gradients[name]
+    other.optimizer.step()
     assert_same(workload, other)
 
 

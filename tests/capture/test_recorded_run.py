@@ -4,6 +4,8 @@ import contextlib
 import logging
 import random
 import re
+import sysconfig
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autotune.capture.python.refusals import explain
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, PlanError
 from autotune.runtime.train_step import TrainStep
@@ -289,6 +292,24 @@ def test_a_refusal_names_the_users_line_and_the_next_step(loss_fn: Any):
     with pytest.raises(CaptureError, match=REFUSED[loss_fn]) as caught:
         capture(make(mlp, loss_fn=loss_fn))
     assert_plain(str(caught.value))
+
+
+def test_a_refusal_names_the_users_line_where_this_package_is_installed_among_libraries():
+    installed = f"{sysconfig.get_path('purelib')}/autotune/capture/fake/kernel_strides.py"
+    frames = [
+        traceback.FrameSummary("/nowhere/net.py", 9, "forward", line="if h.mean() > 0.3:"),
+        traceback.FrameSummary(installed, 129, "corrected", line="result = dispatch(mode, func, types, args, kwargs)"),
+    ]
+    message = explain("net", RuntimeError("Data-dependent branching"), frames)
+    assert " at /nowhere/net.py:9 (if h.mean() > 0.3:); use torch.where" in message
+
+
+def test_the_name_of_a_users_function_explains_nothing_and_an_explained_error_is_quoted():
+    frames = [traceback.FrameSummary("/nowhere/net.py", 9, "sparsemax", line="return a @ b")]
+    message = explain("net", RuntimeError("shapes differ"), frames)
+    assert "the step raised RuntimeError('shapes differ') at /nowhere/net.py:9 (return a @ b); does it run" in message
+    message = explain("net", RuntimeError("no sparse add"), frames)
+    assert message.endswith("use the dense form, such as Embedding(sparse=False) (RuntimeError('no sparse add'))")
 
 
 def test_a_refusal_names_the_users_line_and_leaves_the_model_as_it_was():

@@ -331,6 +331,24 @@ def test_an_object_that_can_be_iterated_is_no_iterator_that_the_step_advances():
         capture(make(mlp, loss_fn=weighted(lambda: next(loader))))
 
 
+def test_a_recorded_step_is_valid_for_its_default_device_and_dtype_of_autocast_alone():
+    workload, dtype = make(mlp, loss_fn=weighted(lambda: 1.0)), torch.get_autocast_dtype("cpu")
+    guards, tensors = capture(workload).guards, list(workload.batch)
+    with torch.device("meta"):
+        assert not guards.hold(tensors, [])
+    try:
+        torch.set_autocast_dtype("cpu", torch.float16)
+        assert not guards.hold(tensors, [])
+    finally:
+        torch.set_autocast_dtype("cpu", dtype)
+    torch.set_autocast_cache_enabled(False)
+    try:
+        assert not guards.hold(tensors, [])
+    finally:
+        torch.set_autocast_cache_enabled(True)
+    assert guards.hold(tensors, [])
+
+
 class Lazy(nn.Module):
     """A model that makes a layer in its first step."""
 

@@ -70,6 +70,17 @@ def test_the_night_s_champion_stands_before_a_faster_plan_and_the_faster_before_
     assert select_current([slow, FAST, nightly]) == [nightly]
 
 
+def test_plans_for_different_loops_do_not_compete() -> None:
+    gradients = replace(FAST, loop="gradients", ratio=1.5)
+    assert select_current([gradients, FAST]) == [FAST, gradients]
+    assert gradients.summary == "65%, loop gradients: 1.0 MiB at 1.50x"
+
+
+def test_a_study_whose_loop_is_the_factory_s_own_is_the_same_in_mlflow_and_on_disk() -> None:
+    on_disk = replace(FAST, loop="clip")
+    assert merge_champions([replace(FAST, page="#/1")], [on_disk]) == [replace(on_disk, page="#/1")]
+
+
 def test_a_plan_without_a_ratio_stands_only_where_no_other_has_one() -> None:
     alone = replace(FAST, ratio=None, seconds=0.01)
     assert select_current([alone, FAST]) == [FAST]

@@ -52,6 +52,7 @@ def test_a_study_is_named_as_its_run_and_a_plan_over_its_budget_does_not_lead(ru
 
 
 def test_trials_that_are_new_are_added_under_their_own_numbers_once_they_end(run_dir: Path) -> None:
+    (run_dir / "lock").write_text(str(os.getpid()))
     copies = StudyCopies(run_dir.parent)
     copies.refresh()
     study = opened(run_dir)
@@ -64,6 +65,22 @@ def test_trials_that_are_new_are_added_under_their_own_numbers_once_they_end(run
     later(run_dir, 2)
     copies.refresh()
     assert [trial.value for trial in copied(copies, "night.1").trials] == [1.0, 0.5, 0.9, 0.8]
+
+
+def test_a_trial_that_no_process_finishes_is_copied_as_failed_until_a_session_finishes_it(run_dir: Path) -> None:
+    study = opened(run_dir)
+    running = study.ask(FLOAT)
+    study.enqueue_trial({"x": 0.1})
+    add(study, 0.8, memory=-0.1)
+    copies = StudyCopies(run_dir.parent)
+    copies.refresh()
+    assert [trial.value for trial in copied(copies, "night.1").trials] == [1.0, 0.5, None, None, 0.8]
+    study.tell(running, 0.9)
+    later(run_dir, 1)
+    copies.refresh()
+    trials = copied(copies, "night.1").trials
+    assert [trial.value for trial in trials] == [1.0, 0.5, 0.9, None, 0.8]
+    assert trials[3].state is TrialState.FAIL
 
 
 def test_the_confirmed_winner_leads_and_a_plan_that_was_stopped_early_is_pruned(run_dir: Path) -> None:

@@ -190,6 +190,19 @@ def test_an_entry_whose_history_is_torn_is_named_and_the_others_stay(runs: Path)
     assert test.error
 
 
+def test_the_fleet_s_page_reads_no_study_of_this_machine(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dashboards import page as pages  # deferred: it imports streamlit
+
+    sample_runs.study(runs, "local")
+    with (sample_runs.study(runs, "leased") / "config.yaml").open("a") as config:
+        config.write("on: a100\n")
+    loaded: list[str] = []
+    load_study = pages.load_study
+    monkeypatch.setattr(pages, "load_study", lambda path: (loaded.append(path.name), load_study(path))[1])
+    assert list(page("fleet").dataframe[0].value["class"]) == ["a100"]
+    assert loaded == ["leased"]
+
+
 def test_claims_are_counted_drawn_and_told(runs: Path) -> None:
     folder = runs.parent / "experiments" / "net"
     write(folder, [Claim("a net: peak", "owner/paper#7", "simulated", "GB", Figure(10.0), Figure(10.0))])

@@ -106,7 +106,7 @@ def test_plans_in_a_format_that_no_peer_was_timed_in_are_told_apart():
     assert "Plans also run in channels_last and the peers do not: net. The mean of these is 0.500." in text
     (first, *_) = summary.readme_rows(found)
     assert first.endswith(
-        "mean of 4 on 2 models | 0.67 of its time (0.50 on 1 network where plans alone ran in channels_last) |"
+        "mean of 4 comparisons on 2 models | 0.67 of its time (0.50 on 1 network where plans alone ran in channels_last) |"
     )
 
 
@@ -381,7 +381,7 @@ def limit_processes(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(run.psutil, "virtual_memory", lambda: argparse.Namespace(total=total))
 
 
-def test_plans_of_nearly_the_same_estimate_are_not_timed_where_memory_is_short(
+def test_plans_on_both_kinds_of_kernels_are_timed_where_memory_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     model = make_model(tmp_path)
@@ -395,7 +395,14 @@ def test_plans_of_nearly_the_same_estimate_are_not_timed_where_memory_is_short(
     for processes in (6, 5):
         limit_processes(monkeypatch, processes)
         chosen.append(set(model.choose_plans(2)))
-    assert chosen == [set(model.record["plans"]), {"ours aten a", "ours aten lowest"}]
+    assert chosen == [set(model.record["plans"])] * 2
+
+
+def test_where_memory_is_short_plans_for_fewer_budgets_are_timed_the_largest_and_the_smallest_among_them():
+    names = {f"ours {kernels} {size}": plan(size) for kernels in ("aten", "inductor") for size in (600, 500, 400, 300)}
+    document = record(names, {}, {}) | {"captures": {"ours aten": {}, "ours inductor": {}}}
+    thinned = records.thin_plans(document, list(names), 2)
+    assert thinned == [f"ours {kernels} {size}" for kernels in ("aten", "inductor") for size in (600, 400, 300)]
 
 
 def test_beside_peers_in_channels_last_plans_in_channels_last_are_timed_whatever_is_estimated(

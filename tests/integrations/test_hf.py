@@ -19,6 +19,7 @@ from autotune.ir.plan import Plan
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.region_program import fuse
 from autotune.runtime.planned_loss import PlannedLoss
+from autotune.runtime.shapes.buckets import Buckets
 from autotune.workloads.live_workload import load_live_workload, save_workload
 from tests.integrations.hf_runs import (
     Kind,
@@ -202,6 +203,12 @@ def test_the_workload_of_a_trainer_is_the_step_that_it_trains(tmp_path: Path):
     assert digests == [graph.digest]
 
 
+def test_the_workload_of_a_trainer_with_buckets_has_their_largest_size(tmp_path: Path):
+    trainer = make_trainer(partial(AutotuneTrainer, buckets=Buckets([16, 24])), tmp_path, one_layer)
+    inputs = trainer.workload().batch["inputs"]
+    assert {name: part.shape for name, part in inputs.items()} == dict.fromkeys(("input_ids", "labels"), (4, 24))
+
+
 def make_sft(kind: Kind, folder: Path) -> Trainer:
     """Return a trainer of TRL for texts that are tokens already."""
     import datasets
@@ -382,6 +389,12 @@ def test_a_plan_of_another_batch_is_refused(tmp_path: Path):
 def test_an_argument_that_a_plan_cannot_follow_is_refused(changes: dict[str, Any], words: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=words):
         make_trainer(AutotuneTrainer, tmp_path, **changes)
+
+
+def test_a_compilation_that_accelerate_launch_chose_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "inductor")
+    with pytest.raises(ConfigError, match=r"dynamo_backend='INDUCTOR' of Accelerate, .* is not supported under a plan"):
+        make_trainer(AutotuneTrainer, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["deepspeed", "fsdp"])

@@ -10,7 +10,12 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torchmetrics
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.plugins.precision import BitsandbytesPrecision
 from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
@@ -176,14 +181,36 @@ class ReadsGradients(pl.Callback):
         self.gradients = [parameter.grad for parameter in module.parameters()]
 
 
+class OverridesStep(Net):
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+
+
+class HooksOptimizer(Net):
+    def configure_optimizers(self) -> Any:
+        optimizers, schedulers = super().configure_optimizers()
+        optimizers[0].register_step_pre_hook(lambda *_: None)
+        return optimizers, schedulers
+
+
 @pytest.mark.parametrize(
     ("callbacks", "options", "expected"),
     [
         ([], {}, [False, False, False, False]),
         ([], {"accumulate_grad_batches": 2}, [False, True, False, True]),
         ([ReadsGradients()], {}, [False, True, True, True]),
+        ([LambdaCallback(on_before_zero_grad=lambda *_: None)], {}, [False, True, True, True]),
+        ([], {"build": OverridesStep}, [False, True, True, True]),
+        ([], {"build": HooksOptimizer}, [False, True, True, True]),
     ],
-    ids=["each step", "accumulation", "a callback reads them"],
+    ids=[
+        "each step",
+        "accumulation",
+        "a callback reads them",
+        "a function as callback",
+        "an overridden step",
+        "a hook before the step",
+    ],
 )
 def test_a_planned_step_begins_without_the_gradients_of_the_step_before(
     callbacks: list[pl.Callback], options: dict[str, Any], expected: list[bool], monkeypatch: pytest.MonkeyPatch
@@ -198,6 +225,14 @@ def test_a_planned_step_begins_without_the_gradients_of_the_step_before(
     monkeypatch.setattr(PlannedLoss, "forward", watched)
     train([PlanCallback(), *callbacks], rows=32, max_epochs=1, **options)
     assert held == expected
+
+
+def test_the_epoch_of_averaged_weights_that_only_runs_batch_norm_changes_no_bit(runs: list[Executor]):
+    def averaging() -> pl.Callback:
+        return StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1)
+
+    assert_equal(train([averaging()], rows=32), train([averaging(), PlanCallback()], rows=32))
+    assert len(runs) == 8
 
 
 def test_checkpoints_and_trainings_that_resume_from_them_are_those_without_a_plan(tmp_path: Path):

@@ -4,7 +4,7 @@ import random
 import pytest
 from hypothesis import given
 
-from autotune.errors import CaptureError
+from autotune.errors import CaptureError, PlanError
 from autotune.ir.check import check
 from autotune.ir.graph import Role, TrainGraph
 from autotune.ir.plan import Plan
@@ -55,6 +55,24 @@ def test_random_ops_stand_in_a_row():
         built.op(name, makes=[(f"{name}.out", 1)], draws=name != "b")
     graph = built.graph()
     assert [names(graph, before) for before in graph.predecessors] == [set(), set(), {"a"}]
+
+
+def test_a_write_waits_for_the_assertions_traced_before_it():
+    built = Builder()
+    built.value("w", 1, Role.PARAM)
+    built.op("commit", writes=["w"])
+    built.op("loss", makes=[("x", 1)])
+    built.op("finite", ["x"])
+    built.op("positive", ["x"])
+    built.op("update", writes=["w"])
+    graph = built.graph("x")
+    assert [names(graph, before) for before in graph.predecessors] == [
+        set(), set(), {"loss"}, {"loss", "finite"}, {"commit", "positive"},
+    ]  # fmt: skip
+    check(graph, Plan((1, 2, 0, 3, 4)))
+    for order, first in (((0, 1, 2, 4, 3), "update"), ((0, 1, 3, 2, 4), "positive")):
+        with pytest.raises(PlanError, match=f"{first} runs before .*, which may raise an error"):
+            check(graph, Plan(order))
 
 
 @given(graphs())

@@ -1,5 +1,6 @@
 """Compilation of regions: in processes of its own, once per machine, and without a trace of an interrupted one."""
 
+import errno
 import fcntl
 import functools
 import gc
@@ -260,6 +261,46 @@ def test_a_damaged_entry_is_named_with_its_remedy(cache: Path, damaged: str):
     (path / damaged).write_bytes(b"")
     with pytest.raises(ConfigError, match=f"delete {path}"):
         kernel_cache.load_entry(path)
+
+
+def test_an_entry_that_a_purged_file_system_damaged_is_compiled_again(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiled_region, "compile_in_pool", lambda regions: [write(each) for each in regions])
+    writes = []
+
+    def write(region: CompiledRegion) -> None:
+        path = kernel_cache.entry_path(region.signature)
+        path.mkdir(parents=True)
+        (path / "region.py").write_text("" if not writes else "def call(tensors): return tensors")
+        writes.append(path)
+
+    region = make_regions()[0]
+    assert region.compile()([1]) == [1]
+    assert len(writes) == 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "cached", "free"), [("max", 10, 0, None), ("3000", 2500, 0, 500), ("3000", 2500, 2000, 2500)]
+)
+def test_compiling_processes_stay_within_the_limit_of_a_container(
+    limit: str, used: int, cached: int, free: int | None, tmp_path: Path
+):
+    (tmp_path / "own").write_text("0::/pod/step\n")
+    (tmp_path / "groups" / "pod" / "step").mkdir(parents=True)
+    pod = tmp_path / "groups" / "pod"
+    (pod / "memory.max").write_text(limit)
+    (pod / "memory.current").write_text(str(used))
+    (pod / "memory.stat").write_text(f"anon 1\nactive_file {cached}\ninactive_file 0\n")
+    found = compile_pool.free_memory(tmp_path / "groups", tmp_path / "own")
+    assert found == free if free is not None else found > 10 * 2**20
+
+
+def test_a_file_system_without_locks_compiles_without_them(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with compile_pool._lock_compilation():
+        assert (cache / "compile.lock").exists()
 
 
 def test_generated_code_that_compiles_anything_but_kernels_is_refused(cache: Path):

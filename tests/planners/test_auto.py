@@ -14,7 +14,9 @@ from autotune.ir.schedule import lower
 from autotune.planners import KINDS, make_plan
 from autotune.planners import coordinate_descent as module
 from autotune.planners.auto import best_plan
+from autotune.planners.candidates import find_smallest
 from autotune.planners.knobs import Settings
+from autotune.planners.space import space_for_device
 from autotune.predict.simulate import Estimate, peak_bytes, simulate
 from autotune.testing.graphs import random_graph, training_chain
 from tests.planners import synthetic
@@ -119,6 +121,29 @@ def test_a_budget_that_offload_keeps_only_in_another_order_is_kept(monkeypatch: 
     assert other < traced
     monkeypatch.setattr(module, "SWEEPS", 0)  # as where no order is any better without a store
     assert seen(graph, auto(graph, costs, other)[1], costs).peak_bytes <= other
+
+
+def test_the_smallest_plan_offloads_weights_where_that_lowers_the_peak():
+    graph = training_chain(12, nbytes=2**20, param_bytes=2**20)
+    costs = with_store(Costs.unit(graph), 1e12)
+    planners = {"order": ["traced"], "update": ["at_end"], "recompute": ["keep"], "reorder": ["keep"]}
+    smallest = find_smallest(graph, costs, space_for_device(planners, "cpu", costs.stores))
+    assert smallest.settings["offload"]["what"] == "all"
+    assert make_plan(graph, smallest.settings, 0, costs) == smallest.plan
+
+
+def test_the_smallest_plan_has_the_updates_that_are_best_after_recomputation():
+    """As traced, activations are the peak wherever updates run; recomputed, gradients that wait for updates are."""
+    graph = training_chain(30, nbytes=10, param_bytes=5)
+    costs = Costs.unit(graph)
+    planners = {"order": ["traced"], "recompute": ["keep", "greedy"], "reorder": ["keep"]}
+    smallest = find_smallest(graph, costs, space_for_device(planners, "cpu", {}))
+    greedy = {"recompute": {"planner": "greedy"}}
+    late, early = (
+        seen(graph, make_plan(graph, {**greedy, "update": {"planner": update}}, 0, costs), costs).peak_bytes
+        for update in ("at_end", "with_gradient")
+    )
+    assert smallest.estimate.peak_bytes == early < late
 
 
 def test_without_a_store_none_is_asked_for():

@@ -71,7 +71,7 @@ def test_settings_keep_the_types_of_their_knobs(settings: dict[str, dict[str, An
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        ({"order": [0], "widow": 2}, "widow: unknown key"),
+        ({"order": [0], "widow": 2}, "widow: unknown key; if a newer autotune wrote it, upgrade autotune"),
         ({"order": [0], "offload": [{"value": 1, "gap": 1, "gab": 2}]}, "offload.0.gab: unknown key"),
         ({}, "order: missing"),
         ({"order": [0, "1"]}, "order.1: Input should be a valid integer (got '1')"),

@@ -2,6 +2,7 @@ import dataclasses
 import errno
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,6 +135,19 @@ def test_a_plan_that_is_none_of_its_graph_is_refused_before_anything_is_drawn_of
     file = planfile.read(edited(path, {"graph_digest": graph.digest, "plan": plan}))
     with pytest.raises(PlanError, match=r"best\.json: .*; make the plan again with autotune tune"):
         planfile.read_records(path, file)
+
+
+def test_a_plan_whose_offload_has_no_room_between_the_layers_is_one_of_another_graph():
+    graph = training_chain(8)
+    first = graph.ops[0].outputs[0]  # read again at the end of the backward pass
+    plan = dataclasses.replace(Plan.traced(graph), offload=(Swap(first, 1),), store="ssd")
+    file = dataclasses.replace(FILE, graph_digest=graph.digest, plan=plan)
+    surveyed: Any = SimpleNamespace(graph=graph, device=FILE.device)
+    planfile.match_plan(Path("p.json"), file, surveyed)
+    surveyed.graph = dataclasses.replace(graph, ops=tuple(dataclasses.replace(op, layer="") for op in graph.ops))
+    assert surveyed.graph.digest == graph.digest
+    with pytest.raises(PlanError, match=r"p\.json: made for another graph, whose layers differ: .*; tune again"):
+        planfile.match_plan(Path("p.json"), file, surveyed)
 
 
 def test_a_damaged_graph_is_no_record(path: Path):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from autotune.errors import ConfigError
 from autotune.ir.plan import Plan, Swap
 from autotune.predict.simulate import Estimate
+from autotune.records import json_codec
 from autotune.records import trial as trials
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.trial import Trial, TrialKind
@@ -69,6 +70,18 @@ def test_a_kill_at_any_byte_of_a_write_loses_that_trial_alone_and_the_run_goes_o
         trials.append_trial(path, third)
         assert trials.load_trials(path) == [first, third]
         assert path.read_bytes().startswith(whole[:before])
+
+
+def test_an_append_reads_no_more_than_the_end_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "trials.jsonl"
+    trials.append_trial(path, FULL)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"torn": "' + b"x" * 100)
+    monkeypatch.setattr(json_codec, "BLOCK_BYTES", 16)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} is read completely"))
+        trials.append_trial(path, FULL)
+    assert path.read_bytes() == 2 * whole
 
 
 def test_a_kill_in_the_very_first_line_leaves_an_empty_run(tmp_path: Path):

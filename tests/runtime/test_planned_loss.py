@@ -18,16 +18,24 @@ from torch.nn.utils import clip_grad_norm_
 from autotune.capture.loop_checks import one_capture
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError, PlanError
+from autotune.ir.costs import Costs
+from autotune.ir.graph_summary import summarize_graph
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
+from autotune.planners import make_plan
 from autotune.planners.auto import best_plan
 from autotune.predict.simulate import simulate
+from autotune.records.device import Device
+from autotune.records.plan_file import PlanFile
 from autotune.runtime.arena.build import library
 from autotune.runtime.executor import Executor
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.step_cache import StepCache
+from autotune.runtime.step_selector import OtherShapes
+from autotune.workloads.reference import WorkloadRef
 from autotune.workloads.workload import Workload
+from tests.runtime.test_loop_plans import SMALL
 
 Loss = Callable[[Any], Any]
 Loop = Callable[[nn.Module, torch.optim.Optimizer, Loss], Iterator[torch.Tensor]]
@@ -336,6 +344,44 @@ def test_a_parameter_that_changes_before_backward_is_refused_where_the_step_must
         model[1].weight.add_(1)
     with pytest.raises(RuntimeError, match="changed in place between the call and backward"):
         (loss / 3).backward()
+
+
+def plan_file(rows: int) -> PlanFile:
+    """A plan of `tune --loop gradients` for a linear layer and a batch of some rows."""
+    graph = capture(Workload(nn.Linear(8, 4), squared, None, (torch.ones(rows, 8),))).graph
+    costs = Costs.unit(graph)
+    plan = make_plan(graph, SMALL, 0, costs)
+    estimate = simulate(graph, lower(graph, plan), costs)
+    return PlanFile(
+        WorkloadRef("small", {}), graph.digest, "2GiB", 2**31, 0, SMALL, plan, estimate, loop="gradients",
+        summary=summarize_graph(graph),
+    )  # fmt: skip
+
+
+def test_a_training_that_resumes_with_a_smaller_batch_plans_it_and_keeps_the_plan_for_the_others():
+    file = plan_file(4)
+    planned = PlannedLoss(nn.Linear(8, 4), squared, file)
+    with pytest.warns(UserWarning, match="the first batch has another shape than the plan's"):
+        planned((torch.ones(3, 8),))
+    with pytest.warns(UserWarning, match="the plan is for a batch of"):
+        planned((torch.ones(4, 8),))
+    ((selector, *_),) = planned._selectors.values()
+    assert selector.last.plan == file.plan
+
+
+@pytest.mark.parametrize(("width", "other_shapes"), [(8, "error"), (9, "replan")], ids=["on request", "another model"])
+def test_a_plan_for_another_first_step_is_refused(width: int, other_shapes: OtherShapes):
+    planned = PlannedLoss(nn.Linear(width, 4), squared, plan_file(4), other_shapes=other_shapes)
+    with pytest.raises(PlanError, match="this step is another graph"):
+        planned((torch.ones(3, width),))
+
+
+def test_a_plan_that_was_measured_with_other_threads_is_named_where_the_loss_is_created():
+    device = Device("cpu", "Fake 9000", 2**34, 2, "2.13.0", environment={"torch threads": "4096"})
+    file = replace(plan_file(4), device=device)
+    with pytest.warns(UserWarning, match="other settings of threads: torch threads: recorded 4096") as caught:
+        PlannedLoss(nn.Linear(8, 4), squared, file)
+    assert caught[0].filename == __file__
 
 
 def test_another_shape_is_refused_on_request():

@@ -124,6 +124,15 @@ def test_a_move_names_its_parent_its_change_and_its_own_plan(moved):
     assert {trial.move for trial in result.trials if trial.kind not in ("move", "confirm")} == {""}
 
 
+def test_a_move_has_the_target_that_its_parents_settings_were_planned_for(moved):
+    trials = {trial.number: trial for trial in moved[3].trials}
+    moves = [trial for trial in trials.values() if trial.kind == "move"]
+    assert moves
+    for move in moves:
+        assert move.target_bytes is not None
+        assert move.target_bytes == trials[move.parent].target_bytes
+
+
 def test_moves_and_suggestions_of_the_sampler_take_turns(moved):
     kinds = [trial.kind for trial in moved[3].trials]
     later = [kind for kind in kinds[kinds.index("move") :] if kind != "confirm"]

@@ -250,11 +250,26 @@ def test_a_plan_is_hopeless_once_all_pairs_together_exclude_what_is_to_be_beaten
 
 def test_what_is_to_be_beaten_is_the_leaders_time():
     next_one = trial(2, seen())
-    assert compute_stop_ratio(trial(1, seen(ratio=1.1)), next_one) == pytest.approx(1.1)
+    assert compute_stop_ratio(trial(1, seen(ratio=1.1)), next_one, []) == pytest.approx(1.1)
     noisy = seen(ratio=1.1, spread=0.1)
-    assert compute_stop_ratio(trial(1, noisy), next_one) == noisy.time_ratio
-    assert compute_stop_ratio(trial(1, seen(baseline_seconds=())), next_one) is None
-    assert compute_stop_ratio(None, next_one) is None
+    assert compute_stop_ratio(trial(1, noisy), next_one, []) == noisy.time_ratio
+    assert compute_stop_ratio(trial(1, seen(baseline_seconds=())), next_one, []) is None
+    assert compute_stop_ratio(None, next_one, []) is None
+
+
+def test_what_is_to_be_beaten_is_the_highest_ratio_of_the_leaders_plan():
+    runs = [
+        trial(1, seen(ratio=1.1)),
+        trial(2, seen(ratio=1.05), TrialKind.CONFIRM, plan=1),
+        trial(3, seen(ratio=1.3, outcome=Outcome.CRASHED), TrialKind.CONFIRM, plan=1),
+        trial(4, seen(ratio=1.4), TrialKind.REPEAT, plan=1),
+        trial(5, seen(ratio=1.5)),
+    ]
+    leader = select_leader(runs[:2], RULES)
+    assert leader is not None
+    assert leader.measurement is not None
+    assert leader.measurement.time_ratio == pytest.approx(1.05)  # a re-measured plan is ranked by those runs alone
+    assert compute_stop_ratio(leader, trial(6, seen()), runs) == pytest.approx(1.1)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +282,7 @@ def test_what_is_to_be_beaten_is_the_leaders_time():
 def test_only_a_notably_smaller_plan_may_win_although_it_is_slower(kind: TrialKind, peak: int | None, may_tie: bool):
     other = replace(trial(2, seen(), kind), estimate=None if peak is None else estimate(peak))
     expected = 1.1 * (1 + TIE_SHARE) if may_tie else 1.1
-    assert compute_stop_ratio(trial(1, seen(ratio=1.1)), other) == pytest.approx(expected)
+    assert compute_stop_ratio(trial(1, seen(ratio=1.1)), other, []) == pytest.approx(expected)
     if may_tie:
         smaller = replace(other, measurement=seen(charged=1380, ratio=1.1 * 1.015, spread=0.05))
         leader = select_leader([trial(1, seen(ratio=1.1, spread=0.05)), smaller], RULES)
@@ -291,7 +306,7 @@ def test_on_recorded_noise_no_plan_that_is_5_percent_faster_is_given_up_and_one_
     for repeat in range(200):
         steps = tuple(itertools.islice(recorded(machine, f"leader {repeat}"), 10))
         leader = trial(1, seen(step_seconds=steps, baseline_seconds=(1.0,) * 10))
-        beat = compute_stop_ratio(leader, replace(leader, estimate=estimate(peak)))
+        beat = compute_stop_ratio(leader, replace(leader, estimate=estimate(peak)), [leader])
         for pace, used in counts.items():
             used.append(count_steps((pace * ratio for ratio in recorded(machine, f"other {repeat}")), beat))
     shares = {pace: sum(used < 10 for used in counts[pace]) / 200 for pace in counts}

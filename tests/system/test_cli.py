@@ -27,8 +27,10 @@ from autotune.measure.device.profile import DeviceProfile
 from autotune.measure.messages import WorkProgress
 from autotune.measure.spec import Spec
 from autotune.measure.survey import PreparedWorkload
+from autotune.planners import make_plan
 from autotune.planners.auto import best_plan
 from autotune.planners.candidates import Candidate
+from autotune.predict.bounds import seconds_lower_bound
 from autotune.predict.simulate import Estimate, simulate
 from autotune.records import plan_file as planfile
 from autotune.records.config import Config, load_config
@@ -496,6 +498,7 @@ def test_a_dry_run_tells_frontier_trials_and_time_runs_no_step_and_writes_nothin
         assert one["ratio_range"][0] < one["ratio"] < one["ratio_range"][1]
     code, out, err = run("tune", few_planners, "--trials", "8", "--dry-run", "--name", "first")
     assert "--dry-run does not use --name\n" in err
+    assert f"planning {len(GRAPH.ops)} ops for several budgets: up to about a minute\n" in err
     lines = out.splitlines()
     assert code == 0
     assert lines[0].split()[:2] == ["step", "MiB"]
@@ -589,20 +592,23 @@ def test_the_waste_of_the_arenas_layout_counts_within_the_budget(
     monkeypatch.setattr("autotune.study.plan_by_estimate.add_layout", waste)
     made = make_plan_file(load_config("chain", overrides={"budget": "80%"}), PREPARED)
     assert made.estimate.charged_bytes is not None
-    assert made.estimate.peak_bytes < made.estimate.charged_bytes <= made.budget_bytes
+    assert made.estimate.peak_bytes < made.estimate.charged_bytes <= made.accepted_bytes
     factor = 20.0
     with pytest.raises(InfeasibleError):
         make_plan_file(load_config("chain", overrides={"budget": "80%"}), PREPARED)
 
 
-def test_the_smallest_plan_is_tried_before_a_budget_is_refused_for_the_layouts_waste(
-    fake_device: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    budget = int(0.8 * simulate(GRAPH, lower(GRAPH, Plan.traced(GRAPH)), COSTS).peak_bytes)
+BUDGET = int(0.8 * simulate(GRAPH, lower(GRAPH, Plan.traced(GRAPH)), COSTS).peak_bytes)
+"""Bytes of the budget 80%."""
+
+
+def charge_plans(monkeypatch: pytest.MonkeyPatch, charge: Callable[[int, int], int]) -> list[int]:
+    """Predict `charge(target, peak)` bytes for each plan, and return the list that receives the targets."""
     targets: list[int] = []
 
     def waste(graph: TrainGraph, plan: Plan, costs: Costs, expected: Estimate) -> Estimate:
-        return replace(expected, layout_bytes=budget + 1, layout_live_bytes=expected.peak_bytes)
+        nbytes = charge(targets[-1], expected.peak_bytes)
+        return replace(expected, layout_bytes=nbytes, layout_live_bytes=expected.peak_bytes)
 
     def record(graph: TrainGraph, costs: Costs, target: int, *rest: Any, **options: Any) -> Candidate:
         targets.append(target)
@@ -610,8 +616,35 @@ def test_the_smallest_plan_is_tried_before_a_budget_is_refused_for_the_layouts_w
 
     monkeypatch.setattr("autotune.study.plan_by_estimate.add_layout", waste)
     monkeypatch.setattr("autotune.study.plan_by_estimate.best_plan", record)
-    make_plan_file(load_config("chain", overrides={"budget": "80%"}), PREPARED)
-    assert budget == targets[0] > targets[1] > targets[2] == 0
+    return targets
+
+
+def test_the_smallest_plan_is_tried_before_a_budget_is_refused_for_the_layouts_waste(
+    fake_device: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = charge_plans(monkeypatch, lambda target, peak: BUDGET + BUDGET // 100 if target else peak)
+    made = make_plan_file(load_config("chain", overrides={"budget": "80%"}), PREPARED)
+    first, second, third, last = targets
+    assert BUDGET == first > second > third > last == made.target_bytes == 0
+
+
+def test_a_plan_within_the_budgets_tolerance_is_accepted_before_a_slower_one_is_made(
+    fake_device: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = charge_plans(monkeypatch, lambda target, peak: BUDGET + 1)
+    assert make_plan_file(load_config("chain", overrides={"budget": "80%"}), PREPARED).accepted_bytes > BUDGET
+    assert targets == [BUDGET]
+
+
+def test_a_plan_for_a_lowered_target_is_made_again_from_its_file_and_bounded_for_the_whole_budget(
+    fake_device: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charge_plans(monkeypatch, lambda target, peak: BUDGET + BUDGET // 10 if target == BUDGET else peak)
+    made = make_plan_file(load_config("chain", overrides={"budget": "80%"}), PREPARED)
+    assert made.target_bytes is not None
+    assert made.target_bytes < made.budget_bytes == BUDGET
+    assert make_plan(GRAPH, made.settings, made.target_bytes, COSTS).order == made.plan.order
+    assert made.estimate.lower_bound_seconds == seconds_lower_bound(GRAPH, COSTS, BUDGET)
 
 
 def test_a_config_says_which_planners_a_plan_may_come_from(fake_device: None) -> None:
@@ -896,6 +929,31 @@ def test_a_plan_that_was_not_measured_again_is_marked_as_such(
     assert f"note    {note} --time 5m" in out.splitlines()
 
 
+@pytest.mark.usefixtures("fake_device")
+@pytest.mark.parametrize(("ratio", "is_slow"), [(1.29, False), (1.68, True)])
+def test_a_plan_that_is_much_slower_than_plain_pytorch_comes_with_what_may_give_a_faster_one(
+    few_planners: str,
+    run: Callable[..., tuple[int, str, str]],
+    monkeypatch: Any,
+    ratio: float,
+    is_slow: bool,
+) -> None:
+    from autotune.cli.commands import tune as command
+
+    start = command.start_study
+
+    def start_slow_study(*arguments: Any) -> Any:
+        result = start(*arguments)
+        measurement = replace(result.best.measurement, step_seconds=(ratio,), baseline_seconds=(1.0,))
+        return replace(result, best=replace(result.best, measurement=measurement), confirmed=())
+
+    monkeypatch.setattr(command, "start_study", start_slow_study)
+    code, out, err = run("tune", few_planners, "--trials", "4", "--name", "one")
+    assert code == 0, err
+    advice = "note    the plan is 68 % slower than plain PyTorch; a larger budget, a store (--store ssd=DIR), other"
+    assert (advice in out) == (" % slower than plain PyTorch" in out) == is_slow
+
+
 def test_tune_ends_with_a_table_and_two_paths_and_resume_keeps_the_trials(
     here: Path, few_planners: str, fake_device: None, run: Callable[..., tuple[int, str, str]]
 ) -> None:
@@ -1076,6 +1134,12 @@ def test_a_resumed_run_interrupted_in_its_capture_keeps_its_trials_and_says_so(
     code, _, err = run("tune", few_planners, "--name", "two")
     assert (code, err.splitlines()[-1].rpartition("; ")[2]) == (130, "nothing is kept")
     assert not (here / "runs/two").exists()
+
+
+def test_the_help_of_plan_limits_the_one_process_that_it_starts(run: Callable[..., tuple[int, str, str]]) -> None:
+    text = " ".join(run("plan", "--help")[1].split())
+    assert "memory limit on the process that captures the step and profiles its ops" in text
+    assert "the baseline's included" not in text
 
 
 def test_resume_help_explains_its_limits(run: Callable[..., tuple[int, str, str]]) -> None:

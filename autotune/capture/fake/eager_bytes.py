@@ -18,7 +18,7 @@ from autotune.capture.optimizers.loop_updates import MAX_NORM
 from autotune.errors import ConfigError
 from autotune.workloads.batch import batch_tensors
 from autotune.workloads.factory import load_workload
-from autotune.workloads.workload import Workload, infer
+from autotune.workloads.workload import Workload, infer, select_loss
 
 _READ_SCALAR = torch.ops.aten._local_scalar_dense.default
 
@@ -94,7 +94,7 @@ def _run_step(workload: Workload, counter: LiveBytesCounter) -> None:
         return
     for _ in range(min(2, workload.loop.accumulate)):  # every later micro-batch needs what the second one needs
         results = workload.loss_fn(workload.model, workload.batch)
-        loss = results[0] if isinstance(results, tuple) else results
+        loss = select_loss(results)
         loss.backward()
     if workload.loop.clip:
         torch.nn.utils.clip_grad_norm_(workload.model.parameters(), MAX_NORM)

@@ -58,7 +58,7 @@ class Updates:
         """The optimizer changed gradients in place in a trial, or kept them: one that other ops read too is copied for it."""
         # torch wraps `step` for its profiler and for hooks, which belong to a whole step and not to each parameter
         self._step = get_unhooked_step(optimizer)
-        self._group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        self._read_groups()
         self._updated = 0
         """Number of parameters that this step has updated."""
 
@@ -73,22 +73,23 @@ class Updates:
         parameter.grad = in_layout_of(parameter, gradient, copied=shared and self.writes_gradients)
         del gradient
         try:
-            self._run(parameter, self._group_of[id(parameter)], self.optimizer.state)
+            self._run(parameter, parameter, self.optimizer.state)
             self._updated += 1
         finally:
             parameter.grad = None
 
     def update_together(self, uses: Sequence[tuple[str, torch.Tensor, torch.Tensor, bool]]) -> None:
         """Run the optimizer once for several parameters, each as in `update`: on a GPU its kernels take all of them at once."""
-        groups: dict[int, dict[str, Any]] = {}
+        members: dict[int, tuple[dict[str, Any], list[torch.Tensor]]] = {}
         try:
             for name, parameter, gradient, shared in uses:
                 if self.on_gradient is not None:
                     self.on_gradient(name, gradient)
                 parameter.grad = in_layout_of(parameter, gradient, copied=shared and self.writes_gradients)
                 group = self._group_of[id(parameter)]
-                groups.setdefault(id(group), {**group, "params": []})["params"].append(parameter)
-            self._step(self._copy_with(self.optimizer.state, list(groups.values())))
+                members.setdefault(id(group), (group, []))[1].append(parameter)
+            groups = [_select(group, parameters, self._names) for group, parameters in members.values()]
+            self._step(self._copy_with(self.optimizer.state, groups))
             self._updated += len(uses)
         finally:
             for _, parameter, _, _ in uses:
@@ -107,7 +108,7 @@ class Updates:
 
         A step that fails between two updates warns: eager's backward fails before the first one.
         """
-        self._group_of = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
+        self._read_groups()
         # a wrapper may never call Optimizer.__init__, which adds the attributes and marks the class's step
         calls_global = getattr(type(self.optimizer).step, "hooked", False)
         before, after = ([*table.values()] if calls_global else [] for table in GLOBAL_HOOKS)
@@ -161,8 +162,9 @@ class Updates:
         alone = self._copy_with(
             _DefaultState(),
             [
-                {**group, "params": [images[id(p)] for p in group["params"] if id(p) in images]}
+                {**_select(group, members, self._names), "params": [images[id(p)] for p in members]}
                 for group in groups.values()
+                if (members := [p for p in group["params"] if id(p) in images])
             ],
         )
 
@@ -208,21 +210,39 @@ class Updates:
         stand_in.grad = torch.zeros_like(like)
         version = stand_in.grad._version
         state = _DefaultState()
-        group = self._group_of[id(parameter)]
-        self._run(stand_in, group, state)
+        self._run(stand_in, parameter, state)
         self.writes_gradients |= stand_in.grad is None or stand_in.grad._version != version
         return state
 
-    def _run(self, parameter: torch.Tensor, group: dict[str, Any], state: Any) -> None:
-        """Run the optimizer for one parameter, on a copy with that parameter alone."""
-        self._step(self._copy_with(state, [{**group, "params": [parameter]}]))
+    def _run(self, stand_in: torch.Tensor, parameter: torch.Tensor, state: Any) -> None:
+        """Run the optimizer for one parameter, or for a stand-in, on a copy with that alone."""
+        group = _select(self._group_of[id(parameter)], [parameter], self._names)
+        self._step(self._copy_with(state, [{**group, "params": [stand_in]}]))
+
+    def _read_groups(self) -> None:
+        """Read the group of each parameter, and its name where the optimizer was made from named parameters."""
+        groups = self.optimizer.param_groups
+        self._group_of = {id(p): group for group in groups for p in group["params"]}
+        self._names: dict[int, str] = {
+            id(p): name
+            for group in groups
+            for p, name in zip(group["params"], group.get("param_names", ()), strict=False)
+        }
 
     def _copy_with(self, state: Any, groups: list[dict[str, Any]]) -> Any:
-        """Return a shallow copy of the optimizer with another state and other groups."""
+        """Return a shallow copy of the optimizer with another state and other groups, and without hooks."""
         copied = object.__new__(type(self.optimizer))
-        copied.__dict__.update(self.optimizer.__dict__)
+        # a step that calls the step of its base class would run the hooks for each parameter
+        copied.__dict__.update(self.optimizer.__dict__, **{key: {} for key in HOOKS})
         copied.state, copied.param_groups = state, groups
         return copied
+
+
+def _select(group: dict[str, Any], parameters: Sequence[torch.Tensor], names: Mapping[int, str]) -> dict[str, Any]:
+    """Return a group with some of its parameters alone. `names` has the names of named parameters, by id."""
+    if "param_names" not in group:
+        return {**group, "params": list(parameters)}
+    return {**group, "params": list(parameters), "param_names": [names[id(parameter)] for parameter in parameters]}
 
 
 def in_layout_of(parameter: torch.Tensor, gradient: torch.Tensor, *, copied: bool) -> torch.Tensor:

@@ -99,6 +99,8 @@ class _StandIn:
 
     group: int
     start: torch.Tensor
+    name: str = ""
+    """Name of the parameter, where the optimizer was made from named parameters."""
 
     def parameter(self) -> torch.nn.Parameter:
         """Return a new parameter with the first values."""
@@ -112,12 +114,14 @@ def _stand_ins(optimizer: torch.optim.Optimizer) -> list[_StandIn]:
     for number, group in enumerate(optimizer.param_groups):
         settings = repr(fingerprint(_settings(group), {}))
         trained = [p for p in group["params"] if p.requires_grad and p.numel()]
+        names = dict(zip(map(id, group["params"]), group.get("param_names", ()), strict=False))
         for index, parameter in enumerate(trained):
             shape = tuple(min(MAX_SIDE, side) for side in parameter.shape)
             key = repr((settings, shape, parameter.dtype, parameter.device))
             count = 2 if key not in covered else int(index == 0)
             covered.add(key)
-            stand_ins += [_StandIn(number, _start(shape, parameter)) for _ in range(count)]
+            name = names.get(id(parameter), "")
+            stand_ins += [_StandIn(number, _start(shape, parameter), name) for _ in range(count)]
     return stand_ins
 
 
@@ -221,8 +225,10 @@ class _Trial:
 
     def step(self, turn: list[int], gradients: list[torch.Tensor | None]) -> None:
         """Step on the stand-ins of one turn, and record what changes beyond their values and state."""
-        groups = [{**group, "params": [self._parameters[index] for index in turn if self._stand_ins[index].group == number]}
-                  for number, group in enumerate(self._groups)]  # fmt: skip
+        groups = [
+            self._select(group, [index for index in turn if self._stand_ins[index].group == number])
+            for number, group in enumerate(self._groups)
+        ]
         groups = [group for group in groups if group["params"]]
         image = object.__new__(self._kind)
         vars(image).update(self._attributes, state=self._state, param_groups=groups)
@@ -246,6 +252,13 @@ class _Trial:
         self._result.changed = self._result.changed or next(differing, "")
         for index in turn:
             self._parameters[index].grad = None
+
+    def _select(self, group: dict[str, Any], indices: list[int]) -> dict[str, Any]:
+        """Return a group with some of the stand-ins, and with their names where it has names."""
+        selected = {**group, "params": [self._parameters[index] for index in indices]}
+        if "param_names" in group:
+            selected["param_names"] = [self._stand_ins[index].name for index in indices]
+        return selected
 
     def record(self) -> None:
         """Record the bits of all parameters and their state after a step."""

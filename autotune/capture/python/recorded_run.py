@@ -20,6 +20,7 @@ from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from autotune.capture.capture_checks import refuse_dataclasses
 from autotune.capture.python.code_facts import is_recordable
 from autotune.capture.python.python_trace import FreeInput
 from autotune.capture.python.refusals import explain, refusal_of_change
@@ -135,6 +136,7 @@ def _observe(
         with torch.autograd.set_multithreading_enabled(False):
             result = step(*fakes)
             swap.leaves = pytree.tree_leaves(result)
+            refuse_dataclasses(swap.leaves, "model" if step.loss_fn is None else "loss function")
             loss = result[0] if isinstance(result, tuple) else result
             if step.loss_fn is not None and isinstance(loss, torch.Tensor) and loss.requires_grad and loss.numel() == 1:
                 leaves = [fake for fake in swap.fakes.values() if fake.requires_grad and fake.is_leaf]

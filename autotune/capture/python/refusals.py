@@ -1,8 +1,10 @@
 """Explain in one line why a step cannot be captured: the user's line, the reason, and the next step."""
 
+import os
 import re
 import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 
@@ -82,20 +84,34 @@ EXPLANATIONS: tuple[tuple[str, str, str], ...] = (
 """Patterns of the tracers' messages, each with the reason and the next step in plain words."""
 
 
+_TRACERS = tuple(f"{directory}{os.sep}" for directory in (Path(torch.__file__).parent, Path(__file__).parents[2]))
+"""Directories of torch and of this package, whose functions' names explain an error."""
+_TRACERS_WORDS = re.compile(r"aten|[Dd]ynamo|BatchValueNeeded")
+"""Words of errors that say no more than the reason does."""
+
+
 def explain(name: str, error: BaseException, frames: Iterable[traceback.FrameSummary]) -> str:
     """Return why the step of `name` cannot be captured, for an exception that its Python raised on fake tensors."""
     listed = list(frames)
     place = _place(listed)
-    text = f"{type(error).__name__}: {error} " + " ".join(frame.name for frame in listed)
+    # a function of the user's may be called sparsemax; only the backward of a custom function has a fixed name
+    names = [frame.name for frame in listed if frame.name == "backward" or frame.filename.startswith(_TRACERS)]
+    text = f"{type(error).__name__}: {error} " + " ".join(names)
     for pattern, reason, fix in EXPLANATIONS:
         if re.search(pattern, text, re.DOTALL):
             advice = "set the model's layerdrop to 0" if _drops_layers(listed) else fix
-            return f"cannot capture {name} as one graph: {reason}{place}; {advice}"
+            return f"cannot capture {name} as one graph: {reason}{place}; {advice}{_quote(error)}"
     return f"cannot capture {name} as one graph: the step raised {_brief(error)}{place}; does it run in plain PyTorch?"
 
 
 def _drops_layers(frames: list[traceback.FrameSummary]) -> bool:
     return any("layerdrop" in (frame.line or "") or "skip_the_layer" in (frame.line or "") for frame in frames)
+
+
+def _quote(error: BaseException) -> str:
+    """Return an error in brackets; nothing where it says no more than the reason does."""
+    brief = _brief(error)
+    return "" if _TRACERS_WORDS.search(brief) else f" ({brief})"
 
 
 def _brief(error: BaseException) -> str:
@@ -116,7 +132,7 @@ def _place(frames: list[traceback.FrameSummary]) -> str:
 def _is_model_code(filename: str) -> bool:
     """Return whether a file belongs to an installed library, other than torch and this package."""
     _, found, path = filename.rpartition("site-packages/")
-    return bool(found) and not path.startswith(("torch/", "numpy/"))
+    return bool(found) and not path.startswith(("torch/", "numpy/", "autotune/"))
 
 
 def refusal_of_change(change: Change) -> str:

@@ -24,6 +24,8 @@ _TRACING_CHECKS = ("transformers.masking_utils", "transformers.modeling_attn_mas
 """Modules whose `is_tracing` lets them build a mask of ones, with which attention runs another kernel than in eager."""
 
 
+_BEFORE_MATCH = ("PUSH_EXC_INFO", "LOAD_", "BUILD_", "COPY", "SWAP", "NOP")
+"""Instructions at the start of a handler, before the one that tells `except` from `with` and `finally`."""
 RAISE_LENGTH = 100
 """Maximum number of instructions that build and raise an error."""
 
@@ -147,10 +149,14 @@ def _branch(condition: Any, translator: Any, tensors: list[torch.Tensor]) -> Bat
 
 
 def _avoid_error(condition: Any, translator: Any, instruction: Any) -> bool | None:
-    """Trace `if condition: raise` as an assertion; return the value that does not raise, or None for another branch."""
+    """Trace `if condition: raise` as an assertion; return the value that does not raise.
+
+    None for another branch, and for an error that the same function catches.
+    """
     from torch._dynamo.variables.tensor import TensorVariable
 
-    if not isinstance(condition, TensorVariable) or "OR_POP" in instruction.opname:
+    is_jump = isinstance(condition, TensorVariable) and "OR_POP" not in instruction.opname
+    if not is_jump or _is_caught(translator, instruction):
         return None
     raises_on_jump = _only_raises(translator.instructions, translator.indexof[instruction.target])
     if raises_on_jump == _only_raises(translator.instructions, translator.instruction_pointer):
@@ -158,8 +164,21 @@ def _avoid_error(condition: Any, translator: Any, instruction: Any) -> bool | No
     value = ("IF_TRUE" in instruction.opname) is not raises_on_jump
     call = translator.output.create_proxy
     valid = condition.as_proxy() if value else call("call_function", torch.logical_not, (condition.as_proxy(),), {})
-    call("call_function", torch._assert_async, (valid, "the step raised an error, as its code checks a tensor"), {})
+    line = innermost_user_line(_frames(translator))
+    message = f"the step raised an error{f' at {line}' if line else ''}, as its code checks a tensor"
+    call("call_function", torch._assert_async, (valid, message), {})
     return value
+
+
+def _is_caught(translator: Any, instruction: Any) -> bool:
+    """Return whether an `except` of the same function may catch an error; `with` and `finally` raise it again."""
+    while (entry := instruction.exn_tab_entry) is not None:
+        instruction = entry.target
+        handler = translator.instructions[translator.indexof[instruction] :]
+        first = next((each.opname for each in handler if not each.opname.startswith(_BEFORE_MATCH)), "")
+        if first in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_TOP"):
+            return True
+    return False
 
 
 def _only_raises(instructions: list[Any], start: int) -> bool:

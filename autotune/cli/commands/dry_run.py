@@ -34,7 +34,9 @@ def run(config: "Config", *, json: bool, without_effect: Sequence[str] = ()) -> 
         estimate_sizes(config, json=json)
         return
     with answer_stream() as out:
-        forecast = forecast_study(config, survey(config, print_note))
+        surveyed = survey(config, print_note)
+        print_note(f"planning {len(surveyed.graph.ops)} ops for several budgets: up to about a minute")
+        forecast = forecast_study(config, surveyed)
         if json:
             print_json(_document(forecast, config.objective), out)
         else:

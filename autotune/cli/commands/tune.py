@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from autotune.records.config import Config
     from autotune.study.outcome import StudyResult
 
+SLOW_RATIO = 1.3
+"""Ratio of the plan's step time to plain PyTorch's above which `tune` names what may give a faster plan."""
+
 
 def run(config: "Config", *, name: str | None, json: bool) -> None:
     """Tune a workload in a run directory, and print the result."""
@@ -58,6 +61,8 @@ def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
                 "note    the search ended before its plan was re-measured beside plain eager; "
                 f"go on with: {command} --time 5m\n"
             )
+        if advice := _advise_on_slow_plan(result):
+            out.write(f"note    {advice}\n")
         if result.best is not None and result.best.measurement is not None:
             if (file := result.plan) is not None:
                 out.write(f"kernels {file.plan.capture_name}\n")
@@ -71,6 +76,21 @@ def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
         print_json(_document(result), out)
     if result.interrupted:
         raise StudyInterruptedError(f"interrupted; continue with: {command}", result.interrupted)
+
+
+def _advise_on_slow_plan(result: "StudyResult") -> str:
+    """Return what may give a faster plan where the best one is slow; empty for others, a front or a batch size."""
+    best = None if result.best is None else result.best.measurement
+    if best is None or best.time_ratio is None or result.front_plans or result.batch_search is not None:
+        return ""
+    ratio = best.time_ratio if result.time_ratio is None else result.time_ratio.middle
+    if ratio <= SLOW_RATIO:
+        return ""
+    store = "host" if best.device is not None and best.device.kind == "cuda" else "ssd"
+    return (
+        f"the plan is {100 * (ratio - 1):.0f} % slower than plain PyTorch; a larger budget, a store "
+        f"(--store {store}=DIR), other kernels (--kernels any) or more --time may give a faster one"
+    )
 
 
 def _print_tables(result: "StudyResult", out: IO[str]) -> None:

@@ -28,7 +28,7 @@ from autotune.workloads.batch import batch_tensors, map_batch
 from autotune.workloads.factory import load_workload
 from autotune.workloads.memory_format import available_formats, convert_batch, convert_model
 from autotune.workloads.reference import LIVE_SUFFIX
-from autotune.workloads.workload import Workload, infer
+from autotune.workloads.workload import Workload, infer, select_loss
 
 OnGradient = Callable[[str, torch.Tensor], None]
 """A function called with the name and the value of each gradient."""
@@ -82,7 +82,7 @@ class EagerWorkload:
         else:
             optimizer.zero_grad(set_to_none=True)
         result = loss_fn(model, batch)
-        loss = result[0] if isinstance(result, tuple) else result
+        loss = select_loss(result)
         loss.backward()
         if on_gradient is not None:
             self._report_gradients(on_gradient)
@@ -189,7 +189,7 @@ class EagerWorkload:
         for number in range(self.workload.loop.accumulate):
             outputs.clear()
             result = self.workload.loss_fn(self.workload.model, self._micro_batch(number))
-            loss = result[0] if isinstance(result, tuple) else result
+            loss = select_loss(result)
             (cycle.scaler.scale(loss) if cycle.scaler is not None else loss).backward()
             outputs = detached_tensors(result)
             del result, loss

@@ -16,13 +16,18 @@ from autotune.planners.order.states import SearchState, StateSpace
 from autotune.predict.order_bounds import LARGEST, improve_required_bytes, least_live_set, required_bytes
 from autotune.predict.ordering import Ordering, ordering_problem
 
+STORED_BYTES = 2**31
+"""Approximate memory in bytes that the stored sets of one search may use."""
+SET_BYTES, READY_BYTES = 350, 50
+"""Approximate bytes of a stored set without its bits, and of each op that may run next in a visited one."""
+
 
 @dataclass(frozen=True, slots=True)
 class ExactOrder:
     """Planner that finds the lowest peak of all orders if visiting `states` sets of ops suffices.
 
     Otherwise it returns the input order with the improvements of the pieces that were solved. It suits small graphs,
-    and large graphs that are wide in few places.
+    and large graphs that are wide in few places. A search of a piece also ends where its sets need `STORED_BYTES`.
     """
 
     knobs: ClassVar[Mapping[str, Knob]] = {"states": Int(100, 1_000_000, log=True)}
@@ -120,6 +125,8 @@ def independent_pieces(problem: Ordering) -> Iterator[tuple[int, int]]:
 def search(problem: Ordering, floor: int, ceiling: int, states: int) -> OrderResult:
     """Return the optimal order if its peak is below `ceiling` and `states` suffice; else an empty one with the bound.
 
+    A search whose sets would use more than `STORED_BYTES` ends as one whose states do not suffice.
+
     The search visits sets of ops by the peak on the way to them (Dijkstra's algorithm for bottlenecks), deepest first.
     If a set has as few live bytes as an earlier one, and no set in between has fewer, all other paths are dropped. Live
     bytes are submodular in the set of finished ops, so every order can pass through that set without a higher peak.
@@ -129,13 +136,16 @@ def search(problem: Ordering, floor: int, ceiling: int, states: int) -> OrderRes
     lowest_peaks: dict[int, int] = {}  # per set of ops the lowest peak on the way to it
     # (peak, negated depth, live bytes after, sequence number, op to run, state before)
     heap: list[tuple[int, int, int, int, int, SearchState]] = []
-    level, visited, pushed = root.peak, 0, 0
+    level, visited, pushed, stored_bytes = root.peak, 0, 0, 0
+    set_bytes = SET_BYTES + len(problem.before) // 8
     while state.ready:
+        stored_bytes += READY_BYTES * len(state.ready)
         for op, (left, during) in state.ready.items():
             peak, ran = max(state.peak, state.live + during), state.ran | 1 << op
             if peak < min(ceiling, lowest_peaks.get(ran, ceiling)):
                 lowest_peaks[ran] = peak
                 pushed += 1
+                stored_bytes += set_bytes
                 heappush(heap, (peak, -state.count, state.live + left, pushed, op, state))
         while heap:
             peak, _, _, _, op, before = heappop(heap)
@@ -144,7 +154,7 @@ def search(problem: Ordering, floor: int, ceiling: int, states: int) -> OrderRes
         else:
             return OrderResult((), ceiling, ceiling, visited)
         level = max(level, peak)
-        if visited == states:
+        if visited == states or stored_bytes > STORED_BYTES:
             return OrderResult((), ceiling, level, visited)
         visited += 1
         state = space.step(before, op)
@@ -152,4 +162,5 @@ def search(problem: Ordering, floor: int, ceiling: int, states: int) -> OrderRes
             state = root = space.replay_to(root, state, least_live_set(problem, root.ran, ~state.ran))
             heap.clear()
             lowest_peaks.clear()
+            stored_bytes = 0
     return OrderResult(state.order, level, level, visited)

@@ -78,8 +78,17 @@ void release_pages(Block& block, Pages idle) {
   block.resident.cut(idle.begin, idle.end);
 }
 
-void release_if_idle(Block& block) {
-  if (block.base != nullptr && block.live.empty()) release_pages(block, pages(0, block.bytes));
+// Release all pages between live slots: one tensor that lives on, such as a new state of the optimizer, keeps its own pages alone.
+void release_idle(Block& block) {
+  if (block.base == nullptr) return;
+  Ranges idle;
+  const Pages all = pages(0, block.bytes);
+  idle.add(all.begin, all.end);
+  for (const auto& [begin, end] : block.live) {
+    const Pages used = pages(begin, end);
+    idle.cut(used.begin, used.end);
+  }
+  for (const auto& [begin, end] : idle) release_pages(block, {begin, end});
 }
 
 std::vector<Block*> blocks;   // all of them; never shrinks, because a tensor may outlive the owner of its block
@@ -173,7 +182,7 @@ void release(void* data) {
     poison(data, slot->second - slot->first);
     block->live_bytes -= slot->second - slot->first;
     block->live.erase(slot);
-    if (block->released) release_if_idle(*block);
+    if (block->released && block->live.empty()) release_idle(*block);
     return;
   }
   if (any_kept.load(std::memory_order_relaxed) && keep(data)) return;
@@ -320,7 +329,7 @@ int arena_create(int64_t bytes, const int64_t* offsets, const int64_t* sizes, in
       current_block.push_back(block);
     } else {
       previous->released = true;
-      release_if_idle(*previous);
+      release_idle(*previous);
       current_block[group] = block;
     }
   }
@@ -336,12 +345,12 @@ int arena_group(int id) {
   return arenas[id]->group;
 }
 
-// Release the memory until the next replay. If tensors of the step are still live, it is released after the last one.
+// Release the memory until the next replay. Pages of tensors that are still live are released after the last one.
 void arena_release(int id) {
   const std::lock_guard<std::mutex> lock(mutex);
   Block& block = block_of(*arenas[id]);
   block.released = true;
-  release_if_idle(block);
+  release_idle(block);
 }
 
 // Cap the resident bytes at `step_bytes` plus the static bytes that are offloaded now. Live slots stay resident.

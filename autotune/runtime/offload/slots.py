@@ -109,7 +109,8 @@ def _refuse_shared_state(program: Program, value: int, storages: Counter[int]) -
 
 def _refuse_shared(program: Program, value: int) -> None:
     parameter, storage = program.graph.values[value], program.tensors[value].untyped_storage()
-    sharing = [v for v, t in program.tensors.items() if v != value and t.untyped_storage()._cdata == storage._cdata]
+    others = program.tensors | {each: read() for each, read in program.free}
+    sharing = [v for v, t in others.items() if v != value and t.untyped_storage()._cdata == storage._cdata]
     problem = ""
     if sharing:
         problem = f"shares its memory with {program.graph.values[sharing[0]].name}"

@@ -78,6 +78,7 @@ class Slab:
         with contextlib.ExitStack() as undo:
             self._file = _open_anonymous(name, directory)
             undo.callback(os.close, self._file)
+            undo.callback(self._truncate, os.getpid())
             self.holds_memory = _lies_in_memory(self._file)
             if only_memory and not self.holds_memory:
                 raise StoreError(
@@ -123,6 +124,14 @@ class Slab:
         """Release the file's space and the buffers."""
         self._close.close()
         self._outgoing = self._incoming = None
+
+    def _truncate(self, owner: int) -> None:
+        """Free the file's space, which a forked process would hold with its descriptor: workers of a DataLoader do.
+
+        `owner` is the process that opened the file; a forked process leaves it as it is.
+        """
+        if os.getpid() == owner:
+            os.ftruncate(self._file, 0)
 
     def _pieces(self, data: Bytes) -> Iterator[tuple[int, Bytes, bool]]:
         """Yield (start, bytes, True if the disk can access them directly): whole pages first, then the rest."""

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from autotune.errors import PlanError
@@ -70,20 +70,28 @@ class SmallestPlans:
         self._steps, self._space = steps, space
         self._plans: list[Plan] = []
         self._planned: set[int] = set()
+        self._captured_peaks: dict[int, float] = {}
+        self._seconds = 0.0
         self.waste = 0.0
         """Excess of the last plan's arena over its live bytes, as a share of its peak."""
 
     def make(self, size: int) -> bool:
         """Make the smallest plan of a size; return False where that was done before."""
-        if size in self._planned:
+        is_interpolated = self._steps.is_interpolated
+        planned: Collection[int] = self._planned if is_interpolated else self._captured_peaks
+        if size in planned:
             return False
-        self._planned.add(size)
-        step = self._steps.at_size(size)
+        began, step = time.monotonic(), self._steps.at_size(size)
         candidate = find_smallest(step.graph, step.costs, self._space)
         charged = add_layout(step.graph, candidate.plan, step.costs, candidate.estimate).charged_bytes
         self.waste = (charged or candidate.estimate.peak_bytes) / max(candidate.estimate.peak_bytes, 1) - 1
-        if candidate.plan not in self._plans:
-            self._plans.append(candidate.plan)
+        if is_interpolated:
+            self._planned.add(size)
+            if candidate.plan not in self._plans:
+                self._plans.append(candidate.plan)
+        else:
+            self._captured_peaks[size] = candidate.estimate.peak_bytes
+        self._seconds += time.monotonic() - began
         return True
 
     def usable_bytes(self, target_bytes: int) -> int:
@@ -91,11 +99,15 @@ class SmallestPlans:
         return int(target_bytes / (1 + max(0.0, self.waste)))
 
     def peak_at(self, size: int) -> float:
-        """Return the lowest peak of all plans at a size; without interpolation, the peak of the plan made for that size."""
-        if not self._steps.is_interpolated:  # earlier plans belong to differently connected graphs
-            self._plans.clear()
-            self._planned.clear()
-            self.make(size)
+        """Return the lowest peak of all plans at a size; without interpolation, the peak of the plan made for it.
+
+        After `PLANNING_SECONDS` of planning, a size without a plan has the peak of larger sizes with one, or infinity.
+        """
+        if not self._steps.is_interpolated:  # plans of other sizes belong to differently connected graphs
+            if self._seconds <= PLANNING_SECONDS:
+                self.make(size)
+            larger = (peak for planned, peak in self._captured_peaks.items() if planned > size)
+            return self._captured_peaks.get(size, min(larger, default=math.inf))
         step = self._steps.at_size(size)
         lowest = math.inf
         for plan in self._plans:
@@ -175,4 +187,6 @@ def search_largest(steps: SizedSteps, plans: SmallestPlans, target_bytes: int, s
             break
     if steps.is_interpolated:
         return largest
-    return find_largest_size(plans.peak_at, plans.usable_bytes(target_bytes), start=largest or size, cap=MAX_SIZE)
+    usable_bytes = plans.usable_bytes(target_bytes)
+    plans.make(size)  # one size has a plan then, even where no time is left for others
+    return find_largest_size(plans.peak_at, usable_bytes, start=largest or size, cap=MAX_SIZE)

@@ -166,6 +166,7 @@ def _to_plan_file(
         measurement=result,
         verified=result.verified or planfile.NOT_VERIFIED,
         loop=prepared.loop,
+        target_bytes=candidate.target_bytes,
         summary=summarize_graph(prepared.graph),
     )
 

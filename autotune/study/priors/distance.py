@@ -14,7 +14,7 @@ def settings_distance(left: Settings, right: Settings) -> float:
     Each knob has the same weight: the share of its range between the two values, on the scale that it is searched on.
     """
     total = 0.0
-    for kind in left.keys() | right.keys():
+    for kind in sorted(left.keys() | right.keys()):
         first, second = left.get(kind, {}), right.get(kind, {})
         if first.get("planner") != second.get("planner"):
             total += 1

@@ -122,4 +122,4 @@ class TrialMaker:
             return compute_front_stop_ratio(self.store.trials, trial, self.rules)
         if self.config.objective != "time":
             return None
-        return compute_stop_ratio(select_leader(self.store.trials, self.rules), trial)
+        return compute_stop_ratio(select_leader(self.store.trials, self.rules), trial, self.store.trials)

@@ -8,6 +8,7 @@ from autotune.records.config import Config
 from autotune.records.measurement import Outcome
 from autotune.records.trial import Trial, TrialKind
 from autotune.study.verdicts.ranking import NEW_RUNS
+from autotune.units import fmt_seconds
 
 FRONT_PAUSE = 6
 """Number of measured trials without a gain after which the uncertain plans of a front run again, before the search goes on."""
@@ -65,10 +66,20 @@ def ran_to_end(trial: Trial) -> bool:
     return trial.kind != TrialKind.REPEAT and trial.measurement is not None and trial.measurement.outcome is Outcome.OK
 
 
-def describe_end(config: Config, trials: Sequence[Trial], patience: Patience) -> str:
-    """Return why a search ended: by its number of trials, for want of a gain, or by its time."""
+def describe_end(config: Config, trials: Sequence[Trial], patience: Patience, seconds: float) -> str:
+    """Return why a search ended: by its number of trials, for want of a gain, or by its time.
+
+    `seconds` is the part of its time that has passed. Where no setting was tried in it, the text names the next step.
+    """
     if config.trials is not None and sum(trial.kind not in NEW_RUNS for trial in trials) >= config.trials:
         return f"its maximum of {config.trials} trials is reached"
     if patience.is_used_up:
         return f"no gain in {patience.limit} trials"
-    return "its time is used up"
+    if any(trial.kind in (TrialKind.SEARCH, TrialKind.MOVE) for trial in trials):
+        return "its time is used up"
+    passed = f"{seconds:.0f} s" if seconds < 120 else fmt_seconds(seconds)
+    rest = ", and re-measuring needs the rest" if seconds < config.time_seconds else ""
+    return (
+        "its time is used up before a first setting was tried: "
+        f"the phases before the search took {passed} of {config.time}{rest}; give it more --time"
+    )

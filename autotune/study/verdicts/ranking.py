@@ -192,16 +192,20 @@ def reject_by_estimate(estimate: Estimate, rules: Rules) -> Measurement:
     return Measurement(Outcome.OVER_BUDGET, detail)
 
 
-def compute_stop_ratio(leader: Trial | None, trial: Trial) -> float | None:
+def compute_stop_ratio(leader: Trial | None, trial: Trial, trials: Iterable[Trial]) -> float | None:
     """Return the time ratio above which the plan of a trial cannot win; None where no leader has a ratio.
 
-    It is the leader's ratio. A plan that is notably smaller may be slower by `TIE_SHARE`, because it wins a tie. A move has
-    to be faster.
+    It is the highest ratio of the leader and of its plan's complete runs in `trials`. Ratios of one plan vary between
+    processes. A lower one, such as a re-measurement's, would stop plans that are as fast as the leader, and even its
+    own. A plan that is notably smaller may be slower by `TIE_SHARE`, because it wins a tie. A move has to be faster.
     """
     if leader is None or leader.measurement is None or leader.measurement.time_ratio is None:
         return None
+    runs = [run.measurement for run in trials if run.plan == leader.plan and run.kind != TrialKind.REPEAT]
+    ratios = [run.time_ratio for run in runs if run is not None and run.outcome is Outcome.OK]
+    highest = max([leader.measurement.time_ratio, *(ratio for ratio in ratios if ratio is not None)])
     may_be_slower = trial.kind != TrialKind.MOVE and _is_notably_smaller(trial, leader)
-    return leader.measurement.time_ratio * (1 + (TIE_SHARE if may_be_slower else 0.0))
+    return highest * (1 + (TIE_SHARE if may_be_slower else 0.0))
 
 
 def _is_notably_smaller(trial: Trial, leader: Trial) -> bool:

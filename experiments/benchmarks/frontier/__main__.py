@@ -40,6 +40,7 @@ from experiments.benchmarks.frontier.records import (
     fast_plans,
     make_budgets,
     method_of,
+    thin_plans,
     timed_variants,
 )
 from experiments.benchmarks.frontier.summary import TRIED, draw_machines, summarize
@@ -202,15 +203,15 @@ class ModelFrontier:
     def choose_plans(self, peers: int, form: str = "") -> list[str]:
         """Return the plans to time beside a number of peers in one memory format.
 
-        Plans in the same format as the peers are among them: estimates that rank formats may be wrong. Where memory is too small
-        for all, fewer plans with nearly equal estimates are timed, and then none in another format. A process that waits holds
-        up to eager's bytes, because tcmalloc keeps its pages.
+        Plans in the same format as the peers are among them, and on both kinds of kernels: estimates that rank these may be
+        wrong. Where memory is too small for all, fewer plans with nearly equal estimates are timed, then plans for fewer budgets,
+        and then none in another format. A process that waits holds up to eager's bytes, because tcmalloc keeps its pages.
         """
         eager = self.record["peers"][EAGER]
         most = int(MEMORY_SHARE * psutil.virtual_memory().total / (eager["floor_bytes"] + eager["step_peak_bytes"]))
-        for slower in (SLOWER, 1 + (SLOWER - 1) / 3, 1.0):
-            alike = fast_plans(self.record, slower, form)
-            plans = list(dict.fromkeys([*alike, *fast_plans(self.record, slower)]))
+        for slower, every in ((SLOWER, 1), (1 + (SLOWER - 1) / 3, 1), (1.0, 1), (1.0, 2), (1.0, 3)):
+            alike = thin_plans(self.record, fast_plans(self.record, slower, form), every)
+            plans = list(dict.fromkeys([*alike, *thin_plans(self.record, fast_plans(self.record, slower), every)]))
             if len(plans) + peers + 1 <= most:
                 return plans
         return alike

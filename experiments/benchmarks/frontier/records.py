@@ -174,7 +174,6 @@ def fast_plans(record: dict[str, Any], slower: float = SLOWER, form: str = "") -
     `slower` is the ratio to the lowest estimated seconds up to which a plan is nearly as fast. Eager's and compiled kernels are
     compared by a larger one. `form` is the end of names of a memory format, to which the plans are limited.
     """
-    other = 1 + (OTHER_KERNELS - 1) * (slower - 1) / (SLOWER - 1)
     plans = record["plans"]
     seconds = {name: plan["estimate"]["seconds"] for name, plan in plans.items() if "estimate" in plan and form in name}
     fast: list[str] = []
@@ -184,10 +183,20 @@ def fast_plans(record: dict[str, Any], slower: float = SLOWER, form: str = "") -
         for is_compiled in (False, True):
             alike = [name for name in fitting if ("inductor" in name) == is_compiled]
             first = min((seconds[name] for name in alike), default=math.inf)
-            fast += [name for name in alike if first <= other * least and seconds[name] <= slower * first]
+            fast += [name for name in alike if first <= OTHER_KERNELS * least and seconds[name] <= slower * first]
     equal = [name for name in seconds if plans[name]["equal_to_traced"]]
     lowest = min(equal, key=lambda name: plans[name]["step_peak_bytes"], default=None)
     return list(dict.fromkeys([*fast, *([lowest] if lowest else [])]))
+
+
+def thin_plans(record: dict[str, Any], names: Sequence[str], every: int) -> list[str]:
+    """Return of each capture's plans the largest, every n-th smaller one, and the smallest."""
+    kept: set[str] = set()
+    for capture in {capture_of(record, name) for name in names}:
+        alike = [name for name in names if capture_of(record, name) == capture]
+        alike.sort(key=lambda name: record["plans"][name]["step_peak_bytes"], reverse=True)
+        kept |= {*alike[::every], alike[-1]}
+    return [name for name in names if name in kept]
 
 
 def capture_of(record: dict[str, Any], plan: str) -> str:

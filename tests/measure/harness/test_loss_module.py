@@ -1,9 +1,10 @@
-"""A loss that is a module: its parameters and buffers belong to the step."""
+"""A loss that is a module belongs to the step with its tensors; a loss function that returns no loss is refused."""
 
 from pathlib import Path
 
 import pytest
 
+from autotune.errors import ConfigError
 from autotune.ir.plan import Plan
 from autotune.measure.harness import Harness
 from autotune.measure.spec import Spec
@@ -47,3 +48,24 @@ def test_the_buffers_and_gradients_of_a_loss_are_restored_with_the_models(tmp_pa
     eager.restore()
     assert not loss_fn.center.any()
     assert loss_fn.scale.grad is None
+
+
+@pytest.mark.parametrize("loop", ["", "clip"])
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("nothing", r"loss_fn returned NoneType; return the loss, a tensor with one number, or \(loss, extras\)"),
+        ("dict", r"loss_fn returned dict; return the loss"),
+        ("number", r"loss_fn returned float; return the loss"),
+        ("extras first", r"loss_fn returned a tuple that begins with str; return the loss"),
+        ("vector", r"loss_fn returned a loss of shape \(2,\); reduce it to one number, e.g. with .mean\(\)"),
+        ("constant", r"loss_fn returned a loss that does not depend on the model's parameters; look for detach\(\)"),
+    ],
+)
+def test_a_loss_function_that_returns_no_loss_is_refused_with_what_to_return(
+    kind: str, message: str, loop: str, tmp_path: Path
+) -> None:
+    reference = WorkloadRef(f"{workloads.__file__}:misreturns", {"kind": kind})
+    eager = EagerWorkload(Spec(reference, tmp_path, loop=loop, scratch=tmp_path))
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        eager.step()

@@ -81,6 +81,20 @@ def refuses_backward() -> Workload:
     return Workload(model, refuses_backward, torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(2, 4))
 
 
+def misreturns(kind: str) -> Workload:
+    """A step whose loss function returns no loss."""
+    losses = {
+        "nothing": lambda model, batch: None,
+        "dict": lambda model, batch: {"loss": model(batch).mean()},
+        "number": lambda model, batch: model(batch).mean().item(),
+        "extras first": lambda model, batch: ("extra", model(batch).mean()),
+        "vector": lambda model, batch: model(batch).mean(1),
+        "constant": lambda model, batch: model(batch).mean().detach(),
+    }
+    model = nn.Linear(4, 4)
+    return Workload(model, losses[kind], torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(2, 4))
+
+
 def _trained(model: nn.Module, batch: int, width: int) -> Workload:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     data = (torch.randn(batch, width), torch.randn(batch, width))

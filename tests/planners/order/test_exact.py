@@ -55,6 +55,15 @@ def test_a_search_that_is_cut_off_claims_no_more_than_it_knows(rng: random.Rando
     assert found.peak_bytes <= problem.peak(order)
 
 
+def test_a_search_that_needs_too_much_memory_ends_without_a_proof(monkeypatch: pytest.MonkeyPatch):
+    problem = ordering_problem(graph := randwire(0), Costs.unit(graph))
+    whole = solve(problem, problem.traced, 10_000)
+    monkeypatch.setattr("autotune.planners.order.exact.STORED_BYTES", 1)
+    cut = solve(problem, problem.traced, 10_000)
+    assert (cut.states, cut.proved) == (0, False)
+    assert cut.lower_bound_bytes <= whole.peak_bytes < cut.peak_bytes
+
+
 def test_nothing_below_the_best_is_found_and_that_is_a_proof():
     problem = ordering_problem(graph := bottleneck(), Costs.unit(graph))
     assert search(problem, 0, 225, 1000).order == ()

@@ -66,6 +66,27 @@ def one_line(error: pytest.ExceptionInfo[StoreError]) -> str:
     return str(error.value)
 
 
+@pytest.mark.parametrize("closes_in", ["its own process", "a forked process"])
+def test_a_closed_store_frees_its_space_although_workers_of_a_loader_hold_its_file(
+    closes_in: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store("ssd", tmp_path, {0: MIB})
+    inherited = [
+        os.dup(int(link.name)) for link in list(Path("/proc/self/fd").iterdir()) if str(tmp_path) in _target(link)
+    ]
+    assert inherited
+    if closes_in == "a forked process":
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+    store.close()
+    assert {os.fstat(number).st_size > 0 for number in inherited} == {closes_in == "a forked process"}
+    for number in inherited:
+        os.close(number)
+
+
+def _target(link: Path) -> str:
+    return str(link.readlink()) if link.is_symlink() else ""
+
+
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"ssd store: no directory .*/nowhere; create it, or use another") as error:
         open_store("ssd", tmp_path / "nowhere", {0: 1})

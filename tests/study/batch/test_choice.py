@@ -40,7 +40,7 @@ from autotune.study.batch.records import (
     write_batch_search,
 )
 from autotune.study.batch.sized_steps import capture_sizes
-from autotune.study.captures import CaptureRunner
+from autotune.study.captures import AIM, CaptureRunner
 from autotune.testing.fake_runner import FLOOR_BYTES, FakeRunner
 from autotune.testing.graphs import training_chain
 from autotune.workloads.loop import Loop
@@ -509,6 +509,15 @@ def test_every_kept_plan_has_a_file_that_names_its_size(tmp_path: Path):
     for each in recorded(tmp_path).measured:
         path = RunDir(tmp_path / "run").batch_plans / f"{each.size.batch}x{each.size.accumulate}.json"
         assert path.exists() == (each.plan is not None and each.plan.fits)
+
+
+def test_the_plan_file_of_a_size_has_the_peak_that_its_planners_were_allowed(tmp_path: Path):
+    choose(tmp_path, FakeWorkload())
+    files = [planfile.read(path) for path in RunDir(tmp_path / "run").batch_plans.glob("*.json")]
+    assert files
+    for file in files:
+        assert file.target_bytes is not None
+        assert file.target_bytes <= AIM * file.budget_bytes
 
 
 @pytest.mark.parametrize(

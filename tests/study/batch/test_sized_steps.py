@@ -1,5 +1,6 @@
 """Steps of other batch sizes: interpolated bytes are those of a capture, and batch norm is detected where it trains."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ from autotune.capture.fake.eager_bytes import count_workload_bytes
 from autotune.capture.fake.sized_step import CapturedStep, capture_sized_step
 from autotune.errors import ConfigError
 from autotune.ir.costs import Costs
+from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
-from autotune.planners.candidates import find_smallest
-from autotune.planners.space import space_for_device
+from autotune.planners.candidates import Candidate, find_smallest
+from autotune.planners.space import Space, space_for_device
 from autotune.predict.simulate import peak_bytes
 from autotune.records.config import Config, load_config
-from autotune.study.batch.estimate import estimate_batch
+from autotune.study.batch.estimate import SmallestPlans, estimate_batch
 from autotune.study.batch.sized_steps import SizedSteps, capture_sizes, normalizes_over_batch
 from autotune.testing.fake_runner import FLOOR_BYTES
 from autotune.testing.graphs import training_chain
@@ -148,6 +150,29 @@ def test_the_estimate_agrees_with_captures_of_the_sizes_around_it(net: str):
     assert estimate.captures <= 5
     assert count_workload_bytes(net, {"batch": estimate.eager_largest}) <= estimate.budget_bytes
     assert count_workload_bytes(net, {"batch": estimate.eager_largest + 1}) > estimate.budget_bytes
+
+
+def test_without_interpolation_a_size_is_planned_once_and_none_after_the_planning_time(monkeypatch: pytest.MonkeyPatch):
+    planned: list[TrainGraph] = []
+
+    def capture(size: int) -> CapturedStep:
+        graph = training_chain(4, nbytes=1000 * size)
+        return CapturedStep(graph, Costs.unit(graph))
+
+    def record(graph: TrainGraph, costs: Costs, space: Space) -> Candidate:
+        planned.append(graph)
+        return find_smallest(graph, costs, space)
+
+    monkeypatch.setattr("autotune.study.batch.estimate.find_smallest", record)
+    steps = SizedSteps(capture, lambda size: size, 8)
+    steps.capture_all()
+    plans = SmallestPlans(steps, space_for_device(QUICK, "cpu", {}))
+    small, large, again = (plans.peak_at(size) for size in (8, 20, 8))
+    assert small == again < large
+    assert planned == [capture(8).graph, capture(20).graph]
+    monkeypatch.setattr("autotune.study.batch.estimate.PLANNING_SECONDS", -1.0)
+    assert [plans.peak_at(size) for size in (7, 8, 9, 21)] == [small, small, large, math.inf]
+    assert len(planned) == 2
 
 
 def test_a_budget_in_bytes_is_one_of_the_process(net: str):

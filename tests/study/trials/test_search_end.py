@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from autotune.ir.plan import Plan
+from autotune.records.config import Config
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.trial import Trial, TrialKind
 from autotune.study.session import _Session
 from autotune.study.trials.next_trial import Proposal
-from autotune.study.trials.search_end import RECENT, RecentSeconds
+from autotune.study.trials.search_end import RECENT, Patience, RecentSeconds, describe_end
 
 
 def trial(kind: TrialKind, measurement: Measurement, plan: Plan | None = None) -> Trial:
@@ -43,3 +44,11 @@ def test_trials_that_are_not_measured_to_their_end_do_not_shorten_the_time_reser
     for _ in range(RECENT):
         record(seconds, unmeasured, 0.0)
     assert seconds.longest == pytest.approx(60.0, abs=5.0)
+
+
+def test_a_search_that_ends_before_its_first_setting_names_the_time_until_then_and_one_that_tried_a_setting_does_not():
+    config, tried = Config(workload="w", time="4m"), trial(TrialKind.SEARCH, Measurement(Outcome.OK), Plan((0,)))
+    ended = describe_end(config, [], Patience(40), 226.0)
+    assert ended.endswith("took 3m46s of 4m, and re-measuring needs the rest; give it more --time")
+    assert describe_end(config, [], Patience(40), 250.0).endswith("took 4m10s of 4m; give it more --time")
+    assert describe_end(config, [tried], Patience(40), 226.0) == "its time is used up"
