@@ -22,13 +22,17 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def _keep_from_others(path: Path) -> None:
     """Take the right to write a path from other users, who could run code as this one.
 
-    Raises RuntimeError for a path that belongs to another user.
+    Raises RuntimeError for a path of another user, or of a file system without such rights.
     """
     status = path.stat()
     if status.st_uid != os.geteuid():
         raise RuntimeError(f"{path} belongs to another user; set XDG_CACHE_HOME to a directory of your own")
     if status.st_mode & _OTHERS_WRITE:  # a umask of 0002 leaves it to the group
         path.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS_WRITE)
+        if path.stat().st_mode & _OTHERS_WRITE:
+            raise RuntimeError(
+                f"the file system lets others write {path}; set XDG_CACHE_HOME to a directory on another one"
+            )
 
 
 def _is_own(path: Path) -> bool:
@@ -84,7 +88,7 @@ class Library:
 
         Raises:
             OSError: There is no g++.
-            RuntimeError: The cache folder belongs to another user.
+            RuntimeError: Another user owns or may write the cache folder.
             subprocess.SubprocessError: The compiler fails, or runs longer than 300 seconds.
         """
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune"

@@ -3,15 +3,21 @@
 import os
 import sys
 import threading
+import warnings
+import weakref
 from collections import namedtuple
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 
+from autotune.capture.fx_nodes import get_attribute
 from autotune.capture.program import Program
 from autotune.errors import CaptureError, ConfigError
+from autotune.workloads.workload import Workload
 
 
 class _Captures:
@@ -131,3 +137,42 @@ def _wrapper(model: torch.nn.Module) -> str | None:
         if wrapper is not None:
             return wrapper
     return None
+
+
+def find_differentiated(graph: fx.Graph, owner: torch.nn.Module) -> set[int]:
+    """Return the ids of the parameters that have a gradient in a joint graph, whether or not anything reads it."""
+    output = graph.output_node()
+    returned: Any = output.args[0]
+    return {
+        id(get_attribute(owner, desc.grad_of.target))
+        for node, desc in zip(returned, output.meta["desc"], strict=True)
+        if node is not None and type(desc).__name__ == "GradAOTOutput" and hasattr(desc.grad_of, "target")
+    }
+
+
+_warned: dict[int, tuple[weakref.ref[torch.nn.Module], list[int]]] = {}
+"""Models by id, with the ids of the parameters that the last such warning named."""
+
+
+def warn_of_untrained(workload: Workload, program: Program, differentiated: set[int]) -> None:
+    """Warn of gradients that a captured step does not compute, because no optimizer of the step reads them.
+
+    `differentiated` are the ids of the parameters that have a gradient. Further captures of a model, as for other shapes of
+    the batch, do not warn of the same parameters.
+    """
+    updates, model = program.updates, workload.model
+    if updates is None:
+        return
+    untrained = {n: p for n, p in model.named_parameters() if id(p) in differentiated and not updates.owns(p)}
+    names, ids = [*untrained], [*map(id, untrained.values())]
+    warned, before = _warned.get(id(model), (None, []))
+    if not names or (warned is not None and warned() is model and before == ids):
+        return
+    _warned[id(model)] = weakref.ref(model), ids
+    reader = "before_update sees" if workload.loop.clip else "a planned step computes"
+    warnings.warn(
+        f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''} require a gradient, and the optimizer does not train "
+        f"them: {reader} no gradient of them. If another optimizer trains them, use PlannedLoss, whose backward() sets all "
+        "gradients. Else freeze them by requires_grad_(False)",
+        stacklevel=3,
+    )

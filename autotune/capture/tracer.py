@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import fx
@@ -26,9 +26,14 @@ from autotune.capture.capture_checks import (
     refuse_reentrant_checkpoints,
 )
 from autotune.capture.eager_kernels import eager_kernels
-from autotune.capture.fx_nodes import get_attribute
 from autotune.capture.joint_graph import JointTrace
-from autotune.capture.loop_checks import one_capture, refuse_no_gradient, refuse_result
+from autotune.capture.loop_checks import (
+    find_differentiated,
+    one_capture,
+    refuse_no_gradient,
+    refuse_result,
+    warn_of_untrained,
+)
 from autotune.capture.optimizers.loop_ops import apply_loop
 from autotune.capture.program import Program, round_values
 from autotune.capture.python.python_trace import PythonTrace, trace_python
@@ -106,7 +111,7 @@ def capture(
         for rewrite in REWRITES:
             with _name_errors(name, f"{rewrite.__module__}.{rewrite.__name__}"):
                 rewrite(graph)
-        differentiated = _find_differentiated(graph, trace.owner)
+        differentiated = find_differentiated(graph, trace.owner)
         # a batch may have lengths and the like on the CPU while the model is elsewhere
         device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
 
@@ -131,8 +136,7 @@ def capture(
             refuse_result(program.result_spec)
         with _name_errors(name, "the graph"):
             program = apply_loop(program, workload.loop)
-    if names := _untrained_names(workload, program, differentiated):
-        _warn_of_untrained(names, is_clipped=workload.loop.clip)
+    warn_of_untrained(workload, program, differentiated)
     for changed, line in trace.unrepeated:
         warnings.warn(
             f"{changed} changes in the step{line}; a captured step does not repeat that change, so do it between steps if "
@@ -170,38 +174,6 @@ def _name_errors(name: str, where: str, trace: JointTrace | None = None) -> Iter
             f"cannot capture {name}: reading {where}{op} failed with {type(error).__name__}: {reason}; leave that op out "
             "of the model, and report the traceback as a bug"
         ) from error
-
-
-def _find_differentiated(graph: fx.Graph, owner: torch.nn.Module) -> set[int]:
-    """Return the ids of the parameters that have a gradient in a joint graph, whether or not anything reads it."""
-    output = graph.output_node()
-    returned: Any = output.args[0]
-    return {
-        id(get_attribute(owner, desc.grad_of.target))
-        for node, desc in zip(returned, output.meta["desc"], strict=True)
-        if node is not None and type(desc).__name__ == "GradAOTOutput" and hasattr(desc.grad_of, "target")
-    }
-
-
-def _untrained_names(workload: Workload, program: Program, differentiated: set[int]) -> list[str]:
-    """Return the model's parameters that have a gradient and that the optimizer does not train."""
-    return [
-        name
-        for name, parameter in workload.model.named_parameters()
-        if program.updates is not None and id(parameter) in differentiated and not program.updates.owns(parameter)
-    ]
-
-
-def _warn_of_untrained(names: list[str], *, is_clipped: bool) -> None:
-    """Warn of gradients that a captured step does not compute, because no optimizer of the step reads them."""
-    reader = "before_update sees" if is_clipped else "another optimizer would see"
-    listed = f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}"
-    warnings.warn(
-        f"{listed} require a gradient, and the optimizer does not train them: {reader} no gradient of them. Freeze "
-        "them by requires_grad_(False), give them to the optimizer, or use PlannedLoss, whose backward() sets the "
-        "gradients for every optimizer",
-        stacklevel=3,
-    )
 
 
 def separate_aliases(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

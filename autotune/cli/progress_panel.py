@@ -138,7 +138,8 @@ class _StudyState:
             case Resolved(budget_bytes, floor_bytes, ratio):
                 step = f"{fmt_bytes(budget_bytes)} for the step" if budget_bytes > 0 else "nothing for the step"
                 share = self.config.parsed_budget.share
-                peak = "" if share is None else f" of eager's peak of {fmt_bytes(budget_bytes / share)}"
+                base = "the captured step's predicted peak" if ratio is None else "eager's peak"
+                peak = "" if share is None else f" of {base} of {fmt_bytes(budget_bytes / share)}"
                 floor = f"the process holds {fmt_bytes(floor_bytes)} without it (its floor)"
                 self.summary.append(f"budget {self.config.budget}{peak}: {step}; {floor}")
                 if ratio is not None and ratio > BUSY_RATIO:

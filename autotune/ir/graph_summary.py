@@ -48,7 +48,8 @@ def describe_differences(planned: GraphSummary, present: GraphSummary) -> str:
     'batch of 20 B instead of 10 B'
     """
     return (
-        ", ".join(_differences(planned, present)) or "equal bytes and ops, but other shapes, types, arguments or wiring"
+        ", ".join(_differences(planned, present))
+        or "equal bytes and ops, but other shapes, types, arguments or wiring, or the plan is of an older autotune"
     )
 
 

@@ -81,10 +81,11 @@ def _compile(regions: Sequence["CompiledRegion"], listen: Listen | None) -> None
                 idle.append(worker)
 
 
-def free_memory(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+def free_memory(cgroups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
     """Return the bytes that further processes may take: of the machine, and within the limits of this process's cgroups."""
-    free = 2**10 * int(_read_words(Path("/proc/meminfo"))["MemAvailable:"])
-    name = next((line.removeprefix("0::/") for line in _read(own).splitlines() if line.startswith("0::/")), "")
+    available = _read_words(Path("/proc/meminfo")).get("MemAvailable:")
+    free = MAX_PROCESSES * PROCESS_BYTES if available is None else 2**10 * int(available)
+    name = next((line.removeprefix("0::/") for line in _read(membership).splitlines() if line.startswith("0::/")), "")
     for folder in (cgroups / name, *(cgroups / name).parents):
         if not folder.is_relative_to(cgroups):
             break
@@ -203,9 +204,14 @@ def _remove_incomplete(scratch: Path) -> None:
     entries = scratch.parent / "entries"
     if not any(scratch.glob("unfinished-*")) and not any(entries.glob("unfinished-*")):
         return
-    with scratch.with_suffix(".lock").open("a+") as lock, contextlib.suppress(OSError):  # in use, or no locks there
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with scratch.with_suffix(".lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # in use, or a file system without locks
+            return
         if any(scratch.glob("unfinished-*")):  # a file of the compiler may be incomplete
-            shutil.rmtree(scratch)
+            aside = scratch.with_name(f"{scratch.name}-{os.getpid()}")
+            scratch.rename(aside)  # at once: nobody may use what a removal that fails would leave
+            shutil.rmtree(aside, ignore_errors=True)
         for unfinished in entries.glob("unfinished-*"):
             shutil.rmtree(unfinished)

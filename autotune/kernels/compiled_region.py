@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +12,15 @@ from autotune.capture.program import Meta
 from autotune.capture.regions import Region
 from autotune.errors import CaptureError, ConfigError
 from autotune.kernels.compile_pool import compile_in_pool
-from autotune.kernels.kernel_cache import Kernel, entry_path, load_entry, write_entry, write_failure
+from autotune.kernels.kernel_cache import (
+    DamagedEntryError,
+    Kernel,
+    discard_entry,
+    entry_path,
+    load_entry,
+    write_entry,
+    write_failure,
+)
 from autotune.kernels.overwriting import find_target, write_over
 
 _log = logging.getLogger(__name__)
@@ -111,6 +118,21 @@ class CompiledRegion:
         """True if a process of this machine compiled the region, for the threads and the default dtype of this one."""
         return entry_path(self.signature).exists()
 
+    def load_cached(self) -> bool:
+        """Load the kernel from its entry; return False without one. An entry that cannot be loaded is discarded."""
+        path = entry_path(self.signature)
+        if not path.exists():
+            return False
+        try:
+            _KERNELS[self._key] = load_entry(path)
+        except DamagedEntryError as error:
+            _log.warning("autotune: %s; the region is compiled again", str(error).rpartition(";")[0])
+            discard_entry(path)
+            return False
+        except CaptureError as error:  # the entry states why there is no kernel
+            _KERNELS[self._key] = str(error)
+        return True
+
     @property
     def device(self) -> torch.device:
         """Device that the region runs on."""
@@ -160,16 +182,10 @@ class CompiledRegion:
             compiled = self._generate()
             kernel: Kernel = compiled.current_callable or compiled
             return kernel
-        if not self.is_cached:
+        if not self.load_cached():
             compile_in_pool([self])
-        path = entry_path(self.signature)
-        try:
-            return load_entry(path)
-        except ConfigError as error:  # a file is missing or cut short, or belongs to another C++ library
-            _log.warning("autotune: %s", str(error).rpartition(";")[0])
-            shutil.rmtree(path, ignore_errors=True)
-            compile_in_pool([self])
-            return load_entry(path)
+        loaded = _KERNELS.get(self._key)
+        return load_entry(entry_path(self.signature)) if loaded is None or isinstance(loaded, str) else loaded
 
     def _generate(self) -> Any:
         """Let inductor compile the region in this process."""

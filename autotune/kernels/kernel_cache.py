@@ -6,6 +6,7 @@ elsewhere and renamed, so an interrupted compilation leaves no part of an entry.
 
 import ast
 import contextlib
+import errno
 import hashlib
 import importlib.util
 import os
@@ -36,7 +37,9 @@ _SOURCES = tuple(
     )
 )  # fmt: skip
 """Files that define what is compiled and how an entry is written: other contents are another key."""
-_CODE, _CONSTANTS, _FAILURE = "region.py", "constants.pt", "failure.txt"
+_CODE, _NAMES, _CONSTANTS, _FAILURE = "region.py", "kernels.txt", "constants.pt", "failure.txt"
+_LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors of a process that lacks something; its files may be right."""
 _COMPILER = "async_compile"
 """Variable of generated code by which it compiles C++ kernels."""
 _POINTER = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
@@ -97,6 +100,7 @@ def write_entry(path: Path, code: str, scope: Mapping[str, Any], constants: Mapp
     code, kernels = _separate_kernels(code)
     with _new_entry(path) as unfinished:
         (unfinished / _CODE).write_text(code, encoding="utf-8")
+        (unfinished / _NAMES).write_text("\n".join(kernels), encoding="utf-8")
         for name in kernels:
             shutil.copyfile(scope[name].__self__.__file__, unfinished / f"{name}.so")
         if constants:
@@ -125,12 +129,29 @@ def _new_entry(path: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
+class DamagedEntryError(ConfigError):
+    """Files of an entry are missing, were cut short, or need another C++ library."""
+
+
+def discard_entry(path: Path) -> None:
+    """Take an entry away, so that its region is compiled again.
+
+    Inductor's own files go too, before the next compilation: it would copy the same library from them.
+    """
+    with contextlib.suppress(OSError):  # another process was first
+        path.rename(path.with_name(f"unfinished-{path.name}-{os.getpid()}"))
+    scratch = kernel_directory() / "inductor"
+    scratch.mkdir(exist_ok=True)
+    (scratch / "unfinished-load").touch()
+
+
 def load_entry(path: Path) -> Kernel:
     """Return the kernel of an entry.
 
     Raises:
         CaptureError: Inductor cannot compile the region.
-        ConfigError: The entry's files cannot be loaded.
+        DamagedEntryError: The entry's files cannot be loaded.
+        ConfigError: The process lacks memory or open files.
     """
     if (path / _FAILURE).exists():
         raise CaptureError((path / _FAILURE).read_text(encoding="utf-8"))
@@ -138,8 +159,8 @@ def load_entry(path: Path) -> Kernel:
     module.__file__ = str(path / _CODE)
     try:
         with _tensor_pointer():
-            for library in sorted(path.glob("*.so")):
-                setattr(module, library.stem, _load_library(library))
+            for name in (path / _NAMES).read_text(encoding="utf-8").split():
+                setattr(module, name, _load_library(path / f"{name}.so"))
         if (path / _CONSTANTS).exists():
             vars(module).update(torch.load(path / _CONSTANTS, weights_only=True))
         code = compile((path / _CODE).read_text(encoding="utf-8"), module.__file__, "exec")
@@ -149,7 +170,9 @@ def load_entry(path: Path) -> Kernel:
         raise
     except Exception as error:  # files that were cut short fail in many ways
         reason = str(error) or type(error).__name__
-        raise ConfigError(
+        if getattr(error, "errno", None) in _LACKS or "allocate memory" in reason:
+            raise ConfigError(f"cannot load compiled kernels: {reason}; free memory, or raise the limits") from error
+        raise DamagedEntryError(
             f"cannot load compiled kernels: {reason}; delete {path}, and they are compiled again"
         ) from error
     return kernel

@@ -123,7 +123,7 @@ def load_variants(targets: Iterable[object], listen: Listen | None = None) -> No
     """
     variants = [target for target in targets if isinstance(target, CompiledRegion) and target.overwritten is not None]
     unique = list({variant.signature: variant for variant in variants if not variant.is_loaded}.values())
-    missing = [variant for variant in unique if variant.device.type == "cpu" and not variant.is_cached]
+    missing = [variant for variant in unique if variant.device.type == "cpu" and not variant.load_cached()]
     with contextlib.suppress(CaptureError):  # a compiler under a memory limit may be killed; `compile` tries once more
         compile_in_pool(missing, listen)
     for variant in unique:
@@ -134,7 +134,7 @@ def load_variants(targets: Iterable[object], listen: Listen | None = None) -> No
 def load_kernels(regions: Sequence[CompiledRegion], listen: Listen | None = None) -> None:
     """Load the kernels of regions into this process, as `compile_regions` does."""
     missing = [region for region in regions if not region.is_loaded]
-    compile_in_pool([region for region in missing if region.device.type == "cpu" and not region.is_cached], listen)
+    compile_in_pool([region for region in missing if region.device.type == "cpu" and not region.load_cached()], listen)
     for region in missing:
         region.compile()
 

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -112,7 +112,7 @@ def make_candidate(graph: TrainGraph, costs: Costs, settings: Settings, budget_b
 def find_smallest(graph: TrainGraph, costs: Costs, space: Space) -> Candidate:
     """Return the plan with the lowest peak for a budget of 0 bytes, by choosing one planner kind after the other.
 
-    Up to `LARGE_OPS` ops, the other update planners and offload of weights are tried once more at the end.
+    Up to `LARGE_OPS` ops, the other update planners are tried once more at the end: recomputation may make them better.
     """
     cache = PlanCache(graph, costs, 0)  # candidates share the work of the planners that come first
     names = {kind: next(iter(planners)) for kind, planners in space.items()}
@@ -126,7 +126,8 @@ def find_smallest(graph: TrainGraph, costs: Costs, space: Space) -> Candidate:
             best = min(best, other, key=_peak_then_seconds)
         names[kind] = str(best.settings[kind]["planner"])
     if len(graph.ops) <= LARGE_OPS:
-        revised = (_evaluate(cache, settings) for settings in _revised_settings(space, names))
+        others = [{**names, "update": update} for update in space.get("update", ()) if update != names["update"]]
+        revised = (_evaluate(cache, preset_settings(KINDS, space, each)) for each in others)
         best = min((best, *revised), key=_peak_then_seconds)
     return best
 
@@ -135,26 +136,11 @@ def _peak_then_seconds(candidate: Candidate) -> tuple[int, float]:
     return candidate.estimate.peak_bytes, candidate.estimate.seconds
 
 
-def _revised_settings(space: Space, names: Mapping[str, str]) -> Iterator[Settings]:
-    """Yield settings of the named planners with another update planner, with offload of weights, and with both.
-
-    Updates were chosen before recomputation and offload, which may make other ones better.
-    """
-    for update in space.get("update", ()):
-        chosen = {**names, "update": update}
-        if update != names["update"]:
-            yield preset_settings(KINDS, space, chosen)
-        for offload, knobs in space.get("offload", {}).items():
-            if "what" in knobs:
-                settings = preset_settings(KINDS, space, {**chosen, "offload": offload})
-                settings["offload"]["what"], settings["offload"]["least_bytes"] = "all", MIN_WEIGHT_BYTES
-                yield settings
-
-
 def find_lowest(planning: Planning, budget_bytes: int, seconds: float = FITTING_SECONDS) -> Candidate:
     """Return the smallest plan, or a proposal with a lower peak if the smallest plan exceeds the budget.
 
-    Proposals are made until one meets the budget or the time is up. The result may still exceed the budget. The
+    The first proposal is the smallest plan with weights and optimizer state offloaded, too. Proposals are made until one
+    meets the budget or the time is up. The result may still exceed the budget. The
     smallest plan comes from one pass over most kinds of planners, so a later choice may make an earlier one wrong:
     an order, for example, may have the lowest peak only after recomputation.
 
@@ -166,12 +152,20 @@ def find_lowest(planning: Planning, budget_bytes: int, seconds: float = FITTING_
     lowest, deadline = planning.find_smallest(), time.monotonic() + seconds
     if lowest.estimate.peak_bytes <= budget_bytes:
         return lowest
-    for candidate in planning.propose(budget_bytes):
+    with_weights = (planning.make_candidate(settings, 0) for settings in _offload_weights(lowest.settings))
+    for candidate in itertools.chain(with_weights, planning.propose(budget_bytes)):
         if candidate.estimate.peak_bytes < lowest.estimate.peak_bytes:
             lowest = candidate
         if lowest.estimate.peak_bytes <= budget_bytes or time.monotonic() > deadline:
             break
     return lowest
+
+
+def _offload_weights(settings: Settings) -> Iterator[Settings]:
+    """Yield the settings with weights and optimizer state among the offloaded values, if activations alone are."""
+    offload = settings.get("offload", {})
+    if offload.get("what", "all") != "all":
+        yield {**settings, "offload": {**offload, "what": "all", "least_bytes": MIN_WEIGHT_BYTES}}
 
 
 def _evaluate(cache: PlanCache, settings: Settings) -> Candidate:

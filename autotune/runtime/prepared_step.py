@@ -263,7 +263,10 @@ class StepPreparer:
             allocator = self._plan.allocator if self._plan is not None else "system"
             return replace(self._captured(traced), allocator=allocator)
         costs, target = self._costs.estimate(program), self.file.target_bytes
-        target = self.file.budget_bytes if target is None else target
+        if target is None:
+            target = self.file.budget_bytes
+        elif target == 0:  # of a smallest plan: what that takes, a smaller step may take, too
+            target = self.file.estimate.peak_bytes
         plan = make_plan(program.graph, self.file.settings, target, costs)
         return self._captured(plan)
 

@@ -234,9 +234,13 @@ def test_what_nobody_updates_has_no_gradient_computed(model, optimizer):
 
 
 def test_gradients_that_no_optimizer_of_the_step_reads_are_warned_of_with_and_without_clipping():
-    for loop, reader in ((Loop(), "another optimizer would see"), (Loop(clip=True), "before_update sees")):
+    for loop, reader in ((Loop(), "a planned step computes"), (Loop(clip=True), "before_update sees")):
+        workload = replace(make(mlp, optimizer=last_only), loop=loop)
         with pytest.warns(UserWarning, match=rf"^0\.weight, 0\.bias require .*{reader} no gradient .*use PlannedLoss"):
-            capture(replace(make(mlp, optimizer=last_only), loop=loop))
+            capture(workload)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            capture(workload)  # as for another shape of the batch
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         capture(make(frozen_first, optimizer=last_only))

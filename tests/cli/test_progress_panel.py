@@ -184,12 +184,16 @@ def test_a_profile_of_a_busy_machine_is_told_with_what_to_do(ratio: float | None
 
 
 @pytest.mark.parametrize(
-    ("budget", "text"),
-    [("65%", "budget 65% of eager's peak of 314.1 MiB: 204.2 MiB"), ("step:205MiB", "budget step:205MiB: 204.2 MiB")],
+    ("budget", "ratio", "text"),
+    [
+        ("65%", 1.0, "budget 65% of eager's peak of 314.1 MiB: 204.2 MiB"),
+        ("65%", None, "budget 65% of the captured step's predicted peak of 314.1 MiB: 204.2 MiB"),
+        ("step:205MiB", 1.0, "budget step:205MiB: 204.2 MiB"),
+    ],
 )
 def test_a_budget_in_percent_is_shown_beside_the_peak_that_it_is_a_share_of(
-    budget: str, text: str, capsys: pytest.CaptureFixture[str]
+    budget: str, ratio: float | None, text: str, capsys: pytest.CaptureFixture[str]
 ):
     with progress_panel.show_progress(CONFIG.model_copy(update={"budget": budget})) as progress:
-        progress(Resolved(int(0.65 * 314.1 * 2**20), 2**28, None))
+        progress(Resolved(int(0.65 * 314.1 * 2**20), 2**28, ratio))
     assert capsys.readouterr().err.startswith(f"{text} for the step; the process holds 256.0 MiB without it")

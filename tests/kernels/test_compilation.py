@@ -270,12 +270,15 @@ def test_an_entry_that_a_purged_file_system_damaged_is_compiled_again(cache: Pat
     def write(region: CompiledRegion) -> None:
         path = kernel_cache.entry_path(region.signature)
         path.mkdir(parents=True)
-        (path / "region.py").write_text("" if not writes else "def call(tensors): return tensors")
+        (path / "kernels.txt").write_text("" if writes else "cpp_fused_add_0")  # whose library a purge has taken
+        (path / "region.py").write_text("def call(tensors): return tensors")
         writes.append(path)
 
     region = make_regions()[0]
+    write(region)
     assert region.compile()([1]) == [1]
     assert len(writes) == 2
+    assert (cache / "inductor" / "unfinished-load").exists(), "or inductor would copy the same library again"
 
 
 @pytest.mark.parametrize(

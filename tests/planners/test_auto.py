@@ -14,7 +14,7 @@ from autotune.ir.schedule import lower
 from autotune.planners import KINDS, make_plan
 from autotune.planners import coordinate_descent as module
 from autotune.planners.auto import best_plan
-from autotune.planners.candidates import find_smallest
+from autotune.planners.candidates import DevicePlanning, find_lowest, find_smallest
 from autotune.planners.knobs import Settings
 from autotune.planners.space import space_for_device
 from autotune.predict.simulate import Estimate, peak_bytes, simulate
@@ -123,13 +123,14 @@ def test_a_budget_that_offload_keeps_only_in_another_order_is_kept(monkeypatch: 
     assert seen(graph, auto(graph, costs, other)[1], costs).peak_bytes <= other
 
 
-def test_the_smallest_plan_offloads_weights_where_that_lowers_the_peak():
+def test_where_the_smallest_plan_is_too_large_it_is_tried_at_once_with_its_weights_offloaded():
     graph = training_chain(12, nbytes=2**20, param_bytes=2**20)
     costs = with_store(Costs.unit(graph), 1e12)
     planners = {"order": ["traced"], "update": ["at_end"], "recompute": ["keep"], "reorder": ["keep"]}
-    smallest = find_smallest(graph, costs, space_for_device(planners, "cpu", costs.stores))
-    assert smallest.settings["offload"]["what"] == "all"
-    assert make_plan(graph, smallest.settings, 0, costs) == smallest.plan
+    planning = DevicePlanning(graph, costs, space_for_device(planners, "cpu", costs.stores))
+    smallest, lowest = planning.find_smallest(), find_lowest(planning, 0, seconds=0.0)
+    assert (smallest.settings["offload"]["what"], lowest.settings["offload"]["what"]) == ("activations", "all")
+    assert lowest.estimate.peak_bytes < smallest.estimate.peak_bytes
 
 
 def test_the_smallest_plan_has_the_updates_that_are_best_after_recomputation():

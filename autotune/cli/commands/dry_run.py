@@ -35,7 +35,7 @@ def run(config: "Config", *, json: bool, without_effect: Sequence[str] = ()) -> 
         return
     with answer_stream() as out:
         surveyed = survey(config, print_note)
-        print_note(f"planning {len(surveyed.graph.ops)} ops for several budgets: up to about a minute")
+        print_note(f"planning {len(surveyed.graph.ops)} ops for several budgets: minutes for thousands of ops")
         forecast = forecast_study(config, surveyed)
         if json:
             print_json(_document(forecast, config.objective), out)

@@ -26,7 +26,7 @@ def run(config: "Config", *, name: str | None, json: bool) -> None:
     with answer_stream() as out:
         with show_progress(config) as progress:
             result = start_study(config, name, progress)
-        _print_result(result, out, json=json)
+        _print_result(result, config, out, json=json)
 
 
 def resume(run_dir: Path, limits: dict[str, Any], *, json: bool) -> None:
@@ -36,10 +36,10 @@ def resume(run_dir: Path, limits: dict[str, Any], *, json: bool) -> None:
     with answer_stream() as out:
         with show_progress(config) as progress:
             result = run_study(choose_batch_size(config, run_dir, progress), run_dir, progress)
-        _print_result(result, out, json=json)
+        _print_result(result, config, out, json=json)
 
 
-def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
+def _print_result(result: "StudyResult", config: "Config", out: IO[str], *, json: bool) -> None:
     command = "autotune resume" if result.run_dir is None else resume_command(result.run_dir)
     if not json:
         _print_tables(result, out)
@@ -61,7 +61,7 @@ def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
                 "note    the search ended before its plan was re-measured beside plain eager; "
                 f"go on with: {command} --time 5m\n"
             )
-        if advice := _advise_on_slow_plan(result):
+        if advice := _advise_on_slow_plan(result, config):
             out.write(f"note    {advice}\n")
         if result.best is not None and result.best.measurement is not None:
             if (file := result.plan) is not None:
@@ -78,7 +78,7 @@ def _print_result(result: "StudyResult", out: IO[str], *, json: bool) -> None:
         raise StudyInterruptedError(f"interrupted; continue with: {command}", result.interrupted)
 
 
-def _advise_on_slow_plan(result: "StudyResult") -> str:
+def _advise_on_slow_plan(result: "StudyResult", config: "Config") -> str:
     """Return what may give a faster plan where the best one is slow; empty for others, a front or a batch size."""
     best = None if result.best is None else result.best.measurement
     if best is None or best.time_ratio is None or result.front_plans or result.batch_search is not None:
@@ -86,10 +86,14 @@ def _advise_on_slow_plan(result: "StudyResult") -> str:
     ratio = best.time_ratio if result.time_ratio is None else result.time_ratio.middle
     if ratio <= SLOW_RATIO:
         return ""
-    store = "host" if best.device is not None and best.device.kind == "cuda" else "ssd"
+    options = ["a larger budget"]
+    if not config.stores:
+        options.append(f"--store {'host' if config.device == 'cuda' else 'ssd'}=DIR")
+    if not config.exact and config.kernels != "any":
+        options.append("--kernels any")
     return (
-        f"the plan is {100 * (ratio - 1):.0f} % slower than plain PyTorch; a larger budget, a store "
-        f"(--store {store}=DIR), other kernels (--kernels any) or more --time may give a faster one"
+        f"the plan is {100 * (ratio - 1):.0f} % slower than plain PyTorch; more --time may give a faster one, or "
+        f"{' or '.join(options)} under another --name"
     )
 
 

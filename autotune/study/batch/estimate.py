@@ -101,10 +101,11 @@ class SmallestPlans:
     def peak_at(self, size: int) -> float:
         """Return the lowest peak of all plans at a size; without interpolation, the peak of the plan made for it.
 
-        After `PLANNING_SECONDS` of planning, a size without a plan has the peak of larger sizes with one, or infinity.
+        After `PLANNING_SECONDS` of planning only sizes below all planned ones get a plan. Another size without one has the
+        peak of larger sizes that have one, or infinity.
         """
         if not self._steps.is_interpolated:  # plans of other sizes belong to differently connected graphs
-            if self._seconds <= PLANNING_SECONDS:
+            if self._seconds <= PLANNING_SECONDS or size < min(self._captured_peaks, default=size + 1):
                 self.make(size)
             larger = (peak for planned, peak in self._captured_peaks.items() if planned > size)
             return self._captured_peaks.get(size, min(larger, default=math.inf))

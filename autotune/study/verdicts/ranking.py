@@ -202,7 +202,7 @@ def compute_stop_ratio(leader: Trial | None, trial: Trial, trials: Iterable[Tria
     if leader is None or leader.measurement is None or leader.measurement.time_ratio is None:
         return None
     runs = [run.measurement for run in trials if run.plan == leader.plan and run.kind != TrialKind.REPEAT]
-    ratios = [run.time_ratio for run in runs if run is not None and run.outcome is Outcome.OK]
+    ratios = [run.time_ratio for run in runs if run is not None and run.outcome is Outcome.OK and not run.disturbed]
     highest = max([leader.measurement.time_ratio, *(ratio for ratio in ratios if ratio is not None)])
     may_be_slower = trial.kind != TrialKind.MOVE and _is_notably_smaller(trial, leader)
     return highest * (1 + (TIE_SHARE if may_be_slower else 0.0))

@@ -190,7 +190,7 @@ def fast_plans(record: dict[str, Any], slower: float = SLOWER, form: str = "") -
 
 
 def thin_plans(record: dict[str, Any], names: Sequence[str], every: int) -> list[str]:
-    """Return of each capture's plans the largest, every n-th smaller one, and the smallest."""
+    """Return the largest, every n-th smaller and the smallest plan of each capture."""
     kept: set[str] = set()
     for capture in {capture_of(record, name) for name in names}:
         alike = [name for name in names if capture_of(record, name) == capture]
