@@ -107,8 +107,8 @@ def refuse_no_gradient(program: Program, name: str) -> None:
     """Raise CaptureError for a loss that has no gradient, so that `backward` would fail."""
     if program.tangent is None:
         raise CaptureError(
-            f"the loss of {name} has no gradient, so backward fails in plain PyTorch too; look for detach(), no_grad, or "
-            "parameters that do not require a gradient"
+            f"the loss of {name} has no gradient, so backward fails in plain PyTorch too; look for detach(), no_grad, "
+            "parameters that do not require a gradient, or a loss function without a return"
         )
 
 

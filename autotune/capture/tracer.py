@@ -107,6 +107,8 @@ def capture(
         trains = gradients or workload.optimizer is not None
         with _restore_tensors(step):
             trace = _trace(stack, step, tensors, name, _Options(dynamic, way, trains))
+        if trains:
+            refuse_result(trace.joint.out_spec)
         graph = trace.joint.graph_module.graph
         for rewrite in REWRITES:
             with _name_errors(name, f"{rewrite.__module__}.{rewrite.__name__}"):
@@ -133,7 +135,6 @@ def capture(
             program = replace(program, opened=read(True))
         if trains:
             refuse_no_gradient(program, name)
-            refuse_result(program.result_spec)
         with _name_errors(name, "the graph"):
             program = apply_loop(program, workload.loop)
     warn_of_untrained(workload, program, differentiated)

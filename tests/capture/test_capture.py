@@ -559,7 +559,7 @@ def branching(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     [
         (with_hook, summed, "0.weight has a hook on its gradient"),
         (mlp, lambda model, batch: model(batch[0]), "the loss has 24 elements"),
-        (mlp, lambda model, batch: [model(batch[0]).sum()] * 2, "several tensors to differentiate"),
+        (mlp, lambda model, batch: [model(batch[0]).sum()] * 2, "returns a list, whose backward\\(\\) fails"),
         (lambda: nn.Sequential(nn.ReLU(inplace=True), *mlp()), summed, "changes batch.0 in place"),
         (lambda: nn.Sequential(Clamped(8, 4)), summed, "changes 0.weight in place while it is trained"),
         (
