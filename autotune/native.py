@@ -20,7 +20,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def _keep_from_others(path: Path) -> None:
-    """Take the right to write a path from other users, who could run code as this one.
+    """Remove the permission of other users to write a path: they could run code as this user.
 
     Raises RuntimeError for a path of another user, or of a file system without such rights.
     """

@@ -88,7 +88,7 @@ def refuse_loss(loss: torch.Tensor, *, is_second: bool) -> None:
 
 
 def refuse_dataclasses(leaves: Iterable[object], function: str) -> None:
-    """Raise CaptureError for a result in a dataclass that torch does not look into; `function` returns it."""
+    """Raise CaptureError for a result in a dataclass that torch does not look into. `function` names what returned it."""
     for leaf in leaves:
         if is_dataclass(leaf) and not isinstance(leaf, type):
             kind = type(leaf).__name__

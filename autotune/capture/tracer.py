@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from autotune.capture import autocast
@@ -257,6 +257,11 @@ def _trace(stack: ExitStack, step: StepModule, tensors: list[torch.Tensor], name
     except Exception as refusal:  # Dynamo raises the user's own exceptions and dozens of its own
         if way == "dynamo":
             raise CaptureError(f"cannot capture {name} as one graph: {_reason(refusal)}") from refusal
+        if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            raise CaptureError(
+                f"cannot estimate {name} on tensors without memory: Dynamo refuses its step ({_reason(refusal)}); run "
+                "autotune plan, which captures such a step on real tensors"
+            ) from refusal
         return record_step(stack, step, tensors, name)
     finally:
         torch._dynamo.reset()

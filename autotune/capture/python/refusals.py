@@ -87,7 +87,7 @@ EXPLANATIONS: tuple[tuple[str, str, str], ...] = (
 _TRACERS = tuple(f"{directory}{os.sep}" for directory in (Path(torch.__file__).parent, Path(__file__).parents[2]))
 """Directories of torch and of this package, whose functions' names explain an error."""
 _TRACERS_WORDS = re.compile(r"aten|[Dd]ynamo|BatchValueNeeded")
-"""Words of errors that say no more than the reason does."""
+"""Words of errors that add nothing to the explained reason."""
 
 
 def explain(name: str, error: BaseException, frames: Iterable[traceback.FrameSummary]) -> str:
@@ -109,7 +109,7 @@ def _drops_layers(frames: list[traceback.FrameSummary]) -> bool:
 
 
 def _quote(error: BaseException) -> str:
-    """Return an error in brackets; nothing where it says no more than the reason does."""
+    """Return an error in brackets; nothing where it adds nothing to the reason."""
     brief = _brief(error)
     return "" if _TRACERS_WORDS.search(brief) else f" ({brief})"
 

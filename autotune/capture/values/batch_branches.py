@@ -25,7 +25,7 @@ _TRACING_CHECKS = ("transformers.masking_utils", "transformers.modeling_attn_mas
 
 
 _BEFORE_MATCH = ("PUSH_EXC_INFO", "LOAD_", "BUILD_", "COPY", "SWAP", "NOP")
-"""Instructions at the start of a handler, before the one that tells `except` from `with` and `finally`."""
+"""Beginnings of the instructions that precede, in an exception handler, the one that only `except` has."""
 RAISE_LENGTH = 100
 """Maximum number of instructions that build and raise an error."""
 

@@ -1,11 +1,13 @@
 """Workloads whose factories draw weights or read values are captured on fake tensors, or refused with the next step."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from autotune.capture.fake.fake_workload import capture_on_fake_tensors
 from autotune.capture.tracer import capture
-from autotune.errors import ConfigError
+from autotune.errors import CaptureError, ConfigError
 from autotune.workloads.workload import Workload
 
 
@@ -43,3 +45,18 @@ def test_a_factory_that_reads_a_value_is_refused_with_its_line_and_the_next_step
         ConfigError, match=r"scaled: the factory reads the value of a tensor at .*abs\(\).max\(\).*Python numbers"
     ):
         capture_on_fake_tensors(scaled, "scaled")
+
+
+def test_a_step_that_dynamo_refuses_is_refused_with_dynamos_reason_and_the_command_that_captures_it():
+    def loss_fn(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        print("a step")
+        return sum_loss(model, batch)
+
+    def printing() -> Workload:
+        return replace(linear(), loss_fn=loss_fn)
+
+    assert capture(printing()).recorded
+    with pytest.raises(
+        CaptureError, match=r"^cannot estimate printing on .* Dynamo refuses .*`print`.*; run autotune plan"
+    ):
+        capture_on_fake_tensors(printing, "printing")
