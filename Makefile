@@ -21,7 +21,7 @@ APT_INSTALL = DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-rec
 .PHONY: help tune test lint unit slow long programs docs site screenshots venv clean
 
 help:
-	@echo "make tune [CONFIG=configs/resnet18.yaml] [ARGS='--budget 512MiB']   tune a training step into its budget"
+	@echo "make tune [CONFIG=configs/resnet18.yaml] [ARGS='--budget step:256MiB']   tune a training step into its budget"
 	@echo "make test    lint, types, the site and all tests but the long ones and those that need a GPU"
 	@echo "make lint    ruff and mypy alone; make unit the default tests, make slow the slow ones, make long the long ones"
 	@echo "make docs    the documentation as a site in build/site, its generated pages included"

@@ -1,6 +1,6 @@
 """Every error that autotune raises on purpose, with the exit code that the command line returns for it.
 
-AutotuneError           1   base class; never raised itself
+AutotuneError           1   base class
 ├── ConfigError         2   unusable config, reference, argument or file
 │   └── DeviceRefusedError  2   device or far end that cannot be used
 ├── StoreError          2   missing, read-only or full store directory
@@ -58,7 +58,7 @@ class StoreError(AutotuneError):
 
 
 class SlotError(StoreError):
-    """Raised when a store has no slot for a tensor, or a smaller one. Exit code 2."""
+    """Raised when a store was opened without enough room for a value of the plan. Exit code 2."""
 
 
 class CaptureError(AutotuneError):

@@ -1,7 +1,6 @@
 """The public functions of autotune, for notebooks, schedulers and the command line.
 
-`import autotune` exports them: `autotune.tune`, `autotune.resume`, `autotune.plan`, `autotune.estimate`,
-`autotune.estimate_batch`, `autotune.load_plan` and `autotune.load_run`.
+`import autotune` exports them: `tune`, `resume`, `plan`, `estimate`, `estimate_batch`, `load_plan` and `load_run`.
 
 In: a workload by name, by file or as a function, and a budget.
 Out: plans, estimates and recorded runs.
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 WorkloadSource = str | Path | Config | Callable[..., Any]
 """A zoo name, `file.py:factory`, `package.module:factory`, a config file, a `Config`, or a factory function."""
-
 _WORKER = "autotune.measure.worker.main"
 
 
@@ -115,6 +113,8 @@ def tune(
         OutOfTimeError: The time limit ended before a plan was measured.
         WorkerError: A measuring process was killed from outside.
         LockedError: Another process works in the run directory.
+        StoreError: A directory of a store is missing, read-only or full.
+        DeviceLostError: No device of a class is left.
         StudyInterruptedError: A signal came before the baseline was measured.
 
     Examples:
@@ -158,9 +158,15 @@ def resume(
 
     Raises:
         ConfigError: The directory has no recorded run, or the workload has changed since.
+        CaptureError: The training step cannot be captured as one graph.
+        InfeasibleError: No plan fits the budget.
+        NumericsError: No plan gives the results of the reference.
         OutOfTimeError: The time limit ended before a plan was measured.
         WorkerError: A measuring process was killed from outside.
         LockedError: Another process works in the run directory.
+        StoreError: A directory of a store is missing, read-only or full.
+        DeviceLostError: No device of a class is left.
+        StudyInterruptedError: A signal came before the baseline was measured.
 
     Examples:
         >>> import autotune

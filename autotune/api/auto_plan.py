@@ -65,6 +65,7 @@ class AutoPlan:
 
     Raises:
         ConfigError: A field is invalid, or a part of the step cannot be copied to another process.
+        OutOfTimeError: The search of the first step ended without a measured plan. Its other errors are those of `tune`.
 
     Examples:
         >>> import torch, autotune
@@ -147,14 +148,19 @@ class AutoPlan:
         files.logs.mkdir(exist_ok=True)
         log = files.logs / "tune.log"
         _print(f"tuning a plan of {name} for {config.budget}, at most {config.time} of search; log: {log}")
+        is_named = False
         try:
             save_workload(workload, live)
             if config.device == "cuda":
                 release_cached_memory()
             tuned = planfile.read(_run_study(config, run_dir, graph.digest, log))
+        except WorkerError:  # its message names the log in the directory
+            is_named = True
+            raise
         finally:
             live.unlink(missing_ok=True)
-            remove_empty_run(run_dir)
+            if not is_named:
+                remove_empty_run(run_dir)
         file = replace(tuned, run=planfile.refer_to_run(run_dir, cached.parent))
         planfile.write(cached, file, remedy="name another directory by AutoPlan(cache=DIR)")
         _print(f"{_describe(file)}; plan: {cached}")

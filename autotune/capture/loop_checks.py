@@ -79,19 +79,29 @@ def refuse_fork(pid: int, maker: str) -> None:
         )
 
 
-def refuse_unreduced(model: torch.nn.Module, *, reduces: bool) -> None:
-    """Raise ConfigError for wrappers of `torch.distributed`, and for a model whose gradients are not reduced over the ranks."""
+def refuse_unreduced(model: torch.nn.Module, *, reduces: bool, verifies: bool) -> None:
+    """Raise ConfigError for wrappers of `torch.distributed`, and for a model whose gradients are not reduced over the ranks.
+
+    `reduces`: the step has a `before_update`. `verifies`: its first steps run several times, to compare them with eager.
+    Their number may differ between ranks, so one rank's reduction could meet another reduction of the next rank.
+    """
     if (wrapper := _wrapper(model)) is not None:
         raise ConfigError(
             f"the model is wrapped in {wrapper}, whose communication a planned step never runs; pass the module within it, "
             "and before_update=... that all-reduces every .grad"
         )
-    if reduces or count_ranks() < 2:
+    if count_ranks() < 2:
         return
-    raise ConfigError(
-        f"torch.distributed has {count_ranks()} ranks, and gradients are not reduced; pass before_update=... that all-reduces "
-        "every .grad; pass one that does nothing if ranks train apart"
-    )
+    if not reduces:
+        raise ConfigError(
+            f"torch.distributed has {count_ranks()} ranks, and gradients are not reduced; pass before_update=... that all-reduces "
+            "every .grad; pass one that does nothing if ranks train apart"
+        )
+    if verifies:
+        raise ConfigError(
+            f"torch.distributed has {count_ranks()} ranks, and verify may run before_update more often on one of them; "
+            "pass verify=False, and verify the step in a single process"
+        )
 
 
 def refuse_wrapped(model: torch.nn.Module) -> None:

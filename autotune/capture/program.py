@@ -144,6 +144,9 @@ def argument_text(argument: Any, metas: Sequence[Meta | None]) -> str:
             return f"{stable_text(target)}{argument_text(args, metas)}{argument_text(kwargs, metas)}"
         case tuple() | list():
             return "(" + ",".join(argument_text(part, metas) for part in argument) + ")"
+        case torch.device() if argument.index is not None:
+            # a plan for one GPU fits the next; with the number of the first one its digest stays as it was
+            return repr(torch.device(argument.type, 0))
         case torch.nn.Parameter():
             return "<parameter>"
         case _:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import fx
@@ -305,15 +305,22 @@ def _trace_with_dynamo(
             if effect.line or effect.is_on_loss_function  # libraries keep caches and the like, but not there
         ),
         make_guards=lambda: python_trace.guards_without(*changed_sources(unrepeated, sources)),
-        attached=_find_attached(python_trace.forward),
+        attached=_find_attached(python_trace.forward, tensors),
         recorded=False,
     )
 
 
-def _find_attached(forward: fx.GraphModule) -> tuple[bool, ...]:
-    """Return for each leaf of the step's result whether the step detached it from a graph of gradients."""
+def _find_attached(forward: Any, tensors: list[torch.Tensor]) -> tuple[bool, ...]:
+    """Return for each leaf of the step's result whether the step detached it from a graph of gradients.
+
+    The graph returns tensors alone, and Dynamo's code builds the result from them. Here it gets the nodes in their places.
+    """
     (returned,) = forward.graph.output_node().args
-    return tuple(_is_detached(leaf) for leaf in pytree.tree_leaves(returned))
+    try:
+        leaves = pytree.tree_leaves(forward.graph._codegen.dynamo_bytecode_unflatten(returned, tuple(tensors)))
+    except Exception:  # noqa: BLE001 - a class of a library may compute with its tensors
+        return ()
+    return tuple(map(_is_detached, leaves))
 
 
 def _is_detached(leaf: object) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from autotune.measure.device.this_device import this_device
 from autotune.records.config import Config
 from autotune.records.device import Device
 from autotune.records.measurement import Measurement
-from autotune.records.run_dir import RunsDir
+from autotune.records.run_dir import RunDir, RunsDir
 
 if TYPE_CHECKING:
     from autotune.measure.harness import Harness
@@ -80,7 +81,7 @@ def open_harness(config: Config, log_dir: Path | None = None, profile_cache: Pat
     if config.kernels == "any":
         raise ConfigError("kernels: any is for tune, which measures each; name aten or inductor here")
     stores = {str(name): Path(directory) for name, directory in config.stores.items()}
-    check_store_directories(stores)
+    check_store_directories(stores, None if log_dir is None else log_dir.parent)
     with contextlib.ExitStack() as stack:
         spec = Spec(
             workload=config.ref,
@@ -134,16 +135,26 @@ def find_cache() -> Path:
     return RunsDir(home).op_profile
 
 
-def check_store_directories(stores: Mapping[str, Path]) -> None:
-    """Raise StoreError for a store's directory that is missing, is a file or is read-only."""
+def check_store_directories(stores: Mapping[str, Path], run_dir: Path | None = None) -> None:
+    """Raise StoreError for a store's directory that is missing, is a file or is read-only.
+
+    `run_dir` is that of the study: a recorded one keeps its stores, so the message then suggests another run.
+    """
     for name, directory in stores.items():
-        remedy = f"name another directory with --store {name}=DIR"
+        remedy = _suggest_directory(name, run_dir)
         if not directory.exists():
             raise StoreError(f"{name} store: no directory {directory}; create it, or {remedy}")
         if not directory.is_dir():
             raise StoreError(f"{name} store: {directory} is no directory; {remedy}")
         if not os.access(directory, os.W_OK | os.X_OK):
             raise StoreError(f"{name} store: {directory} is read-only; {remedy}")
+
+
+def _suggest_directory(name: str, run_dir: Path | None) -> str:
+    if run_dir is None or not (RunDir(run_dir).is_recorded or RunDir(run_dir).batch_search.exists()):
+        return f"name another directory with --store {name}=DIR"
+    seeds = f" --seed-from {shlex.quote(str(run_dir))}" if RunDir(run_dir).trials.exists() else ""
+    return f"tune under another --name with --store {name}=DIR{seeds}"
 
 
 class LocalChannel:

@@ -5,14 +5,14 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from autotune.api.auto_plan import AutoPlan
-from autotune.errors import CaptureError, ConfigError, install_command
+from autotune.errors import CaptureError, ConfigError, PlanError, install_command
 from autotune.integrations.hf_checks import refuse_arguments
 from autotune.integrations.side_effects import refuse_side_effects
 from autotune.runtime.planned_loss import PlannedLoss
@@ -97,14 +97,19 @@ class PlannedTrainerMixin:
         finally:
             self._close_plan()
 
-    def workload(self) -> Workload:
+    def workload(self, ranks: int | None = None) -> Workload:
         """Return the first training step as a workload, to tune or plan it; with `buckets` in their largest size.
 
         Call it in a factory, on a trainer made for it: `train` starts and stops before the first step. No callback and no
         evaluation runs.
 
+        Args:
+            ranks: Number of processes of the training, by default as many as now. The `Trainer` multiplies its loss by
+                that number, so a plan for another one is refused.
+
         Raises:
-            ConfigError: `train` runs no step that calls `compute_loss`, or its batch has no field of `buckets`.
+            ConfigError: `train` runs no step that calls `compute_loss`, its batch has no field of `buckets`, or `ranks`
+                is less than 1.
 
         Examples:
             >>> from autotune.integrations.hf import AutotuneTrainer
@@ -113,6 +118,8 @@ class PlannedTrainerMixin:
             >>> factory().optimizer is None
             True
         """
+        if ranks is not None and ranks < 1:
+            raise ConfigError(f"ranks is {ranks}; pass the number of processes of the training")
 
         def stop(model: torch.nn.Module, batch: Any) -> None:
             raise _FirstStepError(model, batch)
@@ -124,7 +131,7 @@ class PlannedTrainerMixin:
             with _without_callbacks(self):
                 self.train()
         except _FirstStepError as step:
-            loss_fn = _TrainerLoss(self)
+            loss_fn = _TrainerLoss(self if ranks is None else _copy_for_ranks(self, ranks))
             padding = BatchPadding(self._planned_arguments["buckets"], step.model, loss_fn)
             return Workload(step.model, loss_fn, None, padding.resize_first(step.batch))
         finally:
@@ -143,7 +150,8 @@ class PlannedTrainerMixin:
                 self._unplanned = _explain_unplanned(model)
             if self._planned_loss is not None:
                 self._planned_loss.release_memory()  # an evaluation needs memory of its own
-            return _class_loss(self)(self, model, inputs, return_outputs, num_items_in_batch)
+            options = {"return_outputs": return_outputs, "num_items_in_batch": num_items_in_batch}
+            return _class_loss(self)(self, model, inputs, **options)
         if isinstance(num_items_in_batch, int):
             num_items_in_batch = torch.tensor(num_items_in_batch)  # a number would be a constant of the plan
         batch = {"inputs": dict(inputs), "num_items_in_batch": num_items_in_batch}
@@ -156,7 +164,7 @@ class PlannedTrainerMixin:
             self._close_plan()
             self._choose_problem_type(inner, inputs)
             self._planned_loss = PlannedLoss(inner, _TrainerLoss(self), **self._planned_arguments)
-        with _checking_capture(type(self)) if self._planned_loss.graph is None else nullcontext():
+        with _checking_capture(self):
             if parallel:
                 with _module_replaced(model, self._planned_loss):
                     return model(batch)
@@ -232,6 +240,15 @@ def _class_loss(trainer: Any) -> Callable[..., Any]:
     return function
 
 
+def _copy_for_ranks(trainer: Any, ranks: int) -> Any:
+    """Return a copy of a trainer for its loss, which computes that of one of several processes."""
+    trainer, accelerator = copy.copy(trainer), copy.copy(trainer.accelerator)
+    accelerator.state = copy.copy(accelerator.state)  # states share their attributes, but not with a copy
+    accelerator.state.num_processes = ranks
+    trainer.accelerator = accelerator
+    return trainer
+
+
 class _FirstStepError(Exception):
     """End of a `train` that `workload` started."""
 
@@ -264,13 +281,22 @@ class _PlanCheck(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 @contextmanager
-def _checking_capture(trainer: type) -> Iterator[None]:
-    """Raise CaptureError for a `compute_loss` that changes a Python object: a metric, say, would be lost."""
+def _checking_capture(trainer: Any) -> Iterator[None]:
+    """Raise CaptureError for a `compute_loss` that changes a Python object: a metric, say, would be lost.
+
+    A PlanError of the first step of several processes names `ranks`, by which the loss of each is multiplied.
+    """
     with refuse_side_effects("in a callback for example, and leave it out of compute_loss"):
         try:
             yield
+        except PlanError as error:
+            ranks = trainer.accelerator.num_processes
+            if ranks == 1 or trainer._planned_loss.graph is not None:
+                raise
+            remedy = f"this is one of {ranks} processes, so make the plan of workload(ranks={ranks})"
+            raise PlanError(f"{error}; {remedy}") from error
         except CaptureError as error:
-            owner = next(kind for kind in trainer.__mro__ if "compute_loss" in vars(kind))
+            owner = next(kind for kind in type(trainer).__mro__ if "compute_loss" in vars(kind))
             if owner is transformers.Trainer:
                 raise
             raise CaptureError(

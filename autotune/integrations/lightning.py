@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from autotune.errors import ConfigError, install_command
 from autotune.integrations.compiled_models import refuse_compiled
 from autotune.integrations.plan_source import resolve_plan
-from autotune.integrations.planned_method import MethodLoss, PlannedMethod
+from autotune.integrations.planned_method import MethodLoss, PlannedMethod, names_gradients
 from autotune.runtime.planned_loss import PlannedLoss, run_in_autocast
 from autotune.runtime.prepared_step import PlanSource
 from autotune.runtime.shapes.buckets import Buckets
@@ -45,8 +45,8 @@ class PlanCallback(pl.Callback):
 
     During `fit`, calls of the module's method `loss` run forward and backward under the plan. Lightning's own backward
     then hands the gradients over. So clipping, accumulation, precision plugins, manual optimization, DDP, loggers,
-    `global_step` and checkpoints work as without the callback, with the same bits. The module itself stays as it is: no
-    submodule and no key of its `state_dict` is added.
+    `global_step` and checkpoints work as without the callback, with the same bits on eager's kernels. The module itself stays
+    as it is: no submodule and no key of its `state_dict` is added.
 
     The method's Python code runs once, when it is captured. Its calls of `self.log` and `self.log_dict` are repeated with
     the values of each step. Further results beside the loss are detached. Without gradients, as in validation, the
@@ -105,6 +105,7 @@ class PlanCallback(pl.Callback):
         self._plan, self._loss = resolve_plan(plan, budget, stores), loss
         self._options = {"stores": stores, "other_shapes": other_shapes, "buckets": buckets}
         self._method: PlannedMethod | None = None
+        self._clears = False
 
     @property
     def planned(self) -> PlannedLoss | None:
@@ -126,6 +127,7 @@ class PlanCallback(pl.Callback):
             self._loss,
             self._plan,
             skips_backward=partial(_skips_backward, trainer),
+            clear_gradients=partial(self._clear_gradients, trainer, pl_module),
             loss_gradient=partial(_scale, trainer, pl_module),
             **self._options,
         )
@@ -133,13 +135,9 @@ class PlanCallback(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Clear the gradients of the step before; Lightning does so only after the plan has computed the new ones."""
+        """Let the planned call clear the gradients of the step before; Lightning clears them only after that call."""
         is_cleared = pl_module.automatic_optimization and not _skips_backward(trainer)
-        is_first = is_cleared and batch_idx % trainer.accumulate_grad_batches == 0
-        if self._method is not None and is_first and not _uses_gradients_again(trainer, pl_module):
-            groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-            for parameter in (parameter for group in groups for parameter in group["params"]):
-                parameter.grad = None
+        self._clears = is_cleared and batch_idx % trainer.accumulate_grad_batches == 0
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Release the memory that the plan keeps between steps; a validation needs its own."""
@@ -158,6 +156,14 @@ class PlanCallback(pl.Callback):
         if self._method is not None:
             self._method.close()
         self._method = None
+
+    def _clear_gradients(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Clear the gradients of the step before, at the first planned call of a batch."""
+        clears, self._clears = self._clears, False
+        if clears and not _uses_gradients_again(trainer, module, self._loss):
+            groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+            for parameter in (parameter for group in groups for parameter in group["params"]):
+                parameter.grad = None
 
 
 def workload(
@@ -222,7 +228,7 @@ def _skips_backward(trainer: pl.Trainer) -> bool:
     return bool(getattr(trainer.fit_loop, "_skip_backward", False))
 
 
-def _uses_gradients_again(trainer: pl.Trainer, module: pl.LightningModule) -> bool:
+def _uses_gradients_again(trainer: pl.Trainer, module: pl.LightningModule, loss: str) -> bool:
     """Return True if code of the user may read or keep the gradients until Lightning clears them."""
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     users = [callback for callback in callbacks if isinstance(callback, LambdaCallback) or _is_of_the_user(callback)]
@@ -237,6 +243,8 @@ def _uses_gradients_again(trainer: pl.Trainer, module: pl.LightningModule) -> bo
         pre_hooks += getattr(optimizer, "_optimizer_step_pre_hooks", {}).values()
     steps = "optimizer_step", "optimizer_zero_grad"
     reads = reads or any(is_overridden(hook, module) for hook in (*hooks, *steps))
+    # training_step may go on after the loss
+    reads = reads or any(names_gradients(getattr(type(module), name)) for name in ("training_step", loss))
     return reads or any(_is_of_the_user(hook) for hook in pre_hooks)
 
 

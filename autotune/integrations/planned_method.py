@@ -4,8 +4,7 @@ import dis
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from types import MethodType
+from types import CodeType, MethodType
 from typing import Any
 
 import torch
@@ -114,6 +113,18 @@ def _may_read(function: Callable[..., Any], name: str) -> bool:
     return any(name == loaded or (isinstance(loaded, tuple) and name in loaded) for loaded in loads)
 
 
+def names_gradients(function: Callable[..., Any]) -> bool:
+    """Return whether a function's own code names `grad`, as code does that reads gradients."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code is None or _mentions(code, "grad")
+
+
+def _mentions(code: CodeType, name: str) -> bool:
+    """Return whether code, or a function or a comprehension in it, names an attribute, a global or a text."""
+    inner = (part for part in code.co_consts if isinstance(part, CodeType))
+    return name in code.co_names or name in code.co_consts or any(_mentions(part, name) for part in inner)
+
+
 def _refuse_graph(options: Mapping[str, Any]) -> None:
     if options.get("enable_graph"):
         raise ConfigError(
@@ -132,12 +143,21 @@ class PlannedMethod:
         name: Name of the method, as its class defines it.
         plan: The plan, as of `PlannedLoss`, like further keyword arguments.
         skips_backward: Returns True while the trainer calls no `backward()`: then the plain method runs.
+        clear_gradients: Called before each planned call, to clear what the trainer would clear only after it.
     """
 
     def __init__(
-        self, module: torch.nn.Module, name: str, plan: Any, *, skips_backward: Callable[[], bool], **options: Any
+        self,
+        module: torch.nn.Module,
+        name: str,
+        plan: Any,
+        *,
+        skips_backward: Callable[[], bool],
+        clear_gradients: Callable[[], None],
+        **options: Any,
     ) -> None:
-        self._module, self._name, self._skips_backward = module, name, skips_backward
+        self._module, self._name = module, name
+        self._skips_backward, self._clear_gradients = skips_backward, clear_gradients
         self._original: Callable[..., Any] = getattr(type(module), name)
         self._loss = MethodLoss(type(module), name)
         self.planned = PlannedLoss(module, self._loss, plan, **options)
@@ -164,9 +184,9 @@ class PlannedMethod:
         # a plan that tunes itself sends the module elsewhere, without the trainer behind this method
         method = module.__dict__.pop(self._name)
         self._loss.recorder.install(module)
-        checked = refuse_side_effects(_KEEP) if self.planned.graph is None else nullcontext()
         try:
-            with checked:
+            self._clear_gradients()
+            with refuse_side_effects(_KEEP):
                 loss, rest, logged = self.planned(batch)
         finally:
             self._loss.recorder.uninstall(module)

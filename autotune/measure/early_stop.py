@@ -21,8 +21,9 @@ In simulated searches a smaller value leaves time for fewer plans, and the best 
 def cannot_beat(steps: Sequence[float], eager: Sequence[float], beat: float, max_error: float = MAX_ERROR) -> bool:
     """Return True if the plan's time over eager's is above the ratio to beat, by a one-sided test of all pairs so far.
 
-    `max_error` is the probability of True for a plan that is exactly at that ratio. The test is Student's, of the logarithms of the ratios, with their variance shrunk towards the expected one. A single
-    slow step widens the variance, so it stops no plan.
+    `max_error` is the probability of True for a plan that is exactly at that ratio. The test is Student's, of the
+    logarithms of the ratios, with their variance shrunk towards the expected one. A single slow step widens the variance,
+    so it stops no plan from the fourth step on.
 
     >>> cannot_beat((1.2, 1.3, 1.2, 1.2), (1.0, 1.0, 1.0, 1.0), 1.1)
     True

@@ -148,9 +148,7 @@ class Harness:
             if error.outcome is not Outcome.WRONG_RESULT:
                 raise
             checked = self._check_results_and_bytes(plan, Measurement(Outcome.OK))  # it knows by how much
-            return (
-                checked if checked.outcome is not Outcome.OK else record_failure(replace(checked, verified=""), error)
-            )
+            return record_failure(replace(checked, verified=""), error) if checked.outcome is Outcome.OK else checked
         measurement = apply_budget(measurement, budget_bytes)
         if measurement.outcome is not Outcome.OK or (beat is not None and (measurement.time_ratio or 0.0) > beat):
             return measurement
@@ -389,7 +387,9 @@ class Harness:
 
     def _can_keep_memory(self, eager_bytes: int | None) -> bool:
         """Return True if the processes of plan and eager can both keep their memory between two steps."""
-        free_bytes = available_bytes() if self._spec.device_kind == "cpu" else self._free_bytes
+        if self._spec.device_kind == "cpu" and self._free_bytes is None:
+            self._free_bytes = available_bytes()  # read once: later the children hold a part of it
+        free_bytes = self._free_bytes
         return eager_bytes is not None and free_bytes is not None and free_bytes > KEEPING_FACTOR * eager_bytes
 
     def _disturbance(self, timing: PlanTiming) -> str:

@@ -184,13 +184,14 @@ class EntrySession:
             self.accept_champion(rounds)
             return
         repeated = self.measure_champion(champion)
+        # the re-measurement decides, so what disturbed the first rounds alone is no cause
+        self.conditions = replace(self.conditions, disturbed=repeated.disturbed[-1] if repeated.disturbed else "")
         repeated_reason = self.find_regression(repeated)
         if not repeated_reason:
             self.notes.append(f"suspicious: {reason}, not confirmed when re-measured")
-            self.conditions = replace(self.conditions, disturbed=repeated.disturbed[-1] if repeated.disturbed else "")
             self.accept_champion(repeated)
             return
-        self.record_rounds(rounds)
+        self.record_rounds(repeated if rounds.disturbed and not repeated.disturbed else rounds)
         self.result = replace(self.result, rerun=self.change_from_record(repeated))
         detail = f"{reason}; re-measured: {repeated_reason}"
         if repeated.disturbed and not self.find_error(repeated):

@@ -30,6 +30,7 @@ def best_plan(
     choices: Choices | None = None,
     seconds: float = math.inf,
     accept_first: bool = False,
+    or_smallest: bool = False,
 ) -> Candidate:
     """Return the fastest plan within the budget, or one with the lowest peak if none fits.
 
@@ -46,6 +47,8 @@ def best_plan(
         seconds: Time limit of the search. At least one plan is made.
         accept_first: Accept the first planners' plan if it fits, which takes seconds. Otherwise accept the first plan
             of the coordinate descent that fits, or the smallest plan.
+        or_smallest: Where the time limit ends the search before a plan fits, return the smallest plan if its peak is
+            lower. It may take another minute. Without effect with `accept_first`.
 
     Raises:
         ConfigError: A choice names an unknown kind or planner, or all its planners need a store that is not open.
@@ -69,8 +72,8 @@ def best_plan(
     else:
         choices = choices or {kind: tuple(planners) for kind, planners in KINDS.items() if kind != "allocator"}
         preset = partial(default_preset, costs=costs)
-    cache = PlanCache(graph, costs, budget_bytes)
     deadline = time.monotonic() + seconds
+    cache = PlanCache(graph, costs, budget_bytes, deadline)
     steps = descend(cache, choices, preset)
     best = next(steps)
     while time.monotonic() <= deadline:
@@ -78,7 +81,13 @@ def best_plan(
         if improved is None:
             break
         best = improved
-    return Candidate(best, *cache.evaluate(best), budget_bytes)
+    result = Candidate(best, *cache.evaluate(best), budget_bytes)
+    if not or_smallest or result.estimate.peak_bytes <= budget_bytes or time.monotonic() <= deadline:
+        return result
+    if space is None:
+        usual: Choices = {kind: tuple(planners)[:1] for kind, planners in KINDS.items()}
+        space = _narrowed(build_space(KINDS, costs.stores), {**usual, **choices})
+    return min(result, find_smallest(graph, costs, space), key=lambda candidate: candidate.estimate.peak_bytes)
 
 
 def _refuse_unusable(choices: Choices, costs: Costs) -> None:
@@ -108,7 +117,7 @@ def _first_that_fits(graph: TrainGraph, costs: Costs, budget_bytes: int, space: 
     the monotonic clock, the best plan so far is returned.
     """
     choices = {kind: tuple(planners) for kind, planners in space.items()}
-    cache = PlanCache(graph, costs, budget_bytes)
+    cache = PlanCache(graph, costs, budget_bytes, deadline)
     descent = list(_until_fit(cache, descend(cache, choices, partial(preset_settings, KINDS, space)), deadline))
     first = Candidate(descent[-1], *cache.evaluate(descent[-1]), budget_bytes)
     if (len(descent) == 1 and first.estimate.peak_bytes <= budget_bytes) or time.monotonic() > deadline:

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -53,8 +54,8 @@ class Planning(Protocol):
         """Return the plan with the lowest peak that the planners reach."""
         ...
 
-    def propose(self, budget_bytes: int) -> Iterator[Candidate]:
-        """Yield the planners' own plans for a budget, each plan once."""
+    def propose(self, budget_bytes: int, seconds: float = math.inf) -> Iterator[Candidate]:
+        """Yield the planners' own plans for a budget, each plan once. After `seconds` no other plan is made."""
         ...
 
     def make_candidate(self, settings: Settings, budget_bytes: int) -> Candidate:
@@ -81,8 +82,8 @@ class DevicePlanning:
     def find_smallest(self) -> Candidate:
         return find_smallest(self.graph, self.costs, self.space)
 
-    def propose(self, budget_bytes: int) -> Iterator[Candidate]:
-        return propose(self.graph, self.costs, self.space, budget_bytes)
+    def propose(self, budget_bytes: int, seconds: float = math.inf) -> Iterator[Candidate]:
+        return propose(self.graph, self.costs, self.space, budget_bytes, seconds)
 
     def make_candidate(self, settings: Settings, budget_bytes: int) -> Candidate:
         return make_candidate(self.graph, self.costs, settings, budget_bytes)
@@ -152,13 +153,19 @@ def find_lowest(planning: Planning, budget_bytes: int, seconds: float = FITTING_
     lowest, deadline = planning.find_smallest(), time.monotonic() + seconds
     if lowest.estimate.peak_bytes <= budget_bytes:
         return lowest
-    with_weights = (planning.make_candidate(settings, 0) for settings in _offload_weights(lowest.settings))
-    for candidate in itertools.chain(with_weights, planning.propose(budget_bytes)):
+    for candidate in _smaller_plans(planning, lowest.settings, budget_bytes, deadline):
         if candidate.estimate.peak_bytes < lowest.estimate.peak_bytes:
             lowest = candidate
         if lowest.estimate.peak_bytes <= budget_bytes or time.monotonic() > deadline:
             break
     return lowest
+
+
+def _smaller_plans(planning: Planning, smallest: Settings, budget_bytes: int, deadline: float) -> Iterator[Candidate]:
+    """Yield the smallest plan with weights and optimizer state offloaded, and then the planners' own plans."""
+    for settings in _offload_weights(smallest):
+        yield planning.make_candidate(settings, 0)
+    yield from planning.propose(budget_bytes, deadline - time.monotonic())
 
 
 def _offload_weights(settings: Settings) -> Iterator[Settings]:
@@ -172,15 +179,23 @@ def _evaluate(cache: PlanCache, settings: Settings) -> Candidate:
     return Candidate(settings, *cache.evaluate(settings), cache.budget_bytes)
 
 
-def propose(graph: TrainGraph, costs: Costs, space: Space, budget_bytes: int) -> Iterator[Candidate]:
-    """Yield distinct plans for a budget: the steps of coordinate descent, then all combinations of default planners."""
+def propose(
+    graph: TrainGraph, costs: Costs, space: Space, budget_bytes: int, seconds: float = math.inf
+) -> Iterator[Candidate]:
+    """Yield distinct plans for a budget: the steps of coordinate descent, then all combinations of default planners.
+
+    The first plan is made in any case. The limit of `seconds` is checked after each evaluation of a plan.
+    """
+    until = time.monotonic() + seconds
     plans: set[Plan] = set()
-    cache = PlanCache(graph, costs, budget_bytes)
+    cache = PlanCache(graph, costs, budget_bytes, until)
     for settings in _proposed_settings(cache, space):
         plan, estimate = cache.evaluate(settings)
         if plan not in plans:
             plans.add(plan)
             yield Candidate(settings, plan, estimate, budget_bytes)
+        if time.monotonic() > until:
+            return
 
 
 def _proposed_settings(cache: PlanCache, space: Space) -> Iterator[Settings]:

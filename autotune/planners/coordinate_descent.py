@@ -1,9 +1,12 @@
 """Search planner settings by coordinate descent: one planner kind after another, ranked by the simulator.
 
-`descend` yields the best settings after each step, so a caller with a deadline keeps the last ones.
+`descend` yields the best settings after each step, so a caller with a deadline keeps the last ones. A step of
+several evaluations ends early after the time limit of its `PlanCache`.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
@@ -56,6 +59,8 @@ class PlanCache:
     graph: TrainGraph
     costs: Costs
     budget_bytes: int
+    until: float = math.inf
+    """Time of the monotonic clock after which `lowest_of` evaluates no other settings."""
     stages: dict[str, Plan] = field(default_factory=dict)
     """Intermediate plans, by the planners applied so far."""
     results: dict[str, tuple[Plan, Estimate]] = field(default_factory=dict)
@@ -95,6 +100,16 @@ class PlanCache:
         seconds = estimate.seconds * (EARLY_SLOWDOWN if is_early and self.costs.device_kind == "cuda" else 1.0)
         return -(-excess // self.grain_bytes), seconds, estimate.peak_bytes
 
+    def lowest_of(self, first: Settings, alternatives: Iterable[Settings]) -> Settings:
+        """Return the settings with the lowest rank, or after `until` the best so far. The first ones win a tie."""
+        best, best_rank = first, self.rank(first)
+        for settings in alternatives:
+            if time.monotonic() > self.until:
+                break
+            if (rank := self.rank(settings)) < best_rank:
+                best, best_rank = settings, rank
+        return best
+
 
 def descend(cache: PlanCache, choices: Choices, preset: Preset) -> Iterator[Settings]:
     """Yield the best settings so far after every step; the last ones are the result.
@@ -107,10 +122,11 @@ def descend(cache: PlanCache, choices: Choices, preset: Preset) -> Iterator[Sett
         kind: [name for name in names if _store_is_open(kind, name, cache.costs)] for kind, names in choices.items()
     }
     chosen = first_planners(choices)
-    if cache.costs.device_kind == "cuda":  # early updates are slower there, and late ones need memory
-        updates = ({"update": name} for name in choices.get("update", ()))
-        chosen = min((chosen, *(chosen | update for update in updates)), key=lambda names: cache.rank(preset(names)))
     best = preset(chosen)
+    if cache.costs.device_kind == "cuda" and "update" in choices:
+        # early updates are slower there, and late ones need memory
+        best = cache.lowest_of(best, (preset(chosen | {"update": name}) for name in choices["update"]))
+        chosen["update"] = str(best["update"]["planner"])
     yield best
     for _ in range(SWEEPS):
         before = dict(chosen)
@@ -129,7 +145,7 @@ def descend(cache: PlanCache, choices: Choices, preset: Preset) -> Iterator[Sett
         for name in choices.get("order", ()):
             reordered = {**best, "order": preset(chosen | {"order": name})["order"]}
             variants = (_with_knobs(reordered, "recompute", share=share) for share in FEW_SHARES)
-            best = min((best, *variants), key=cache.rank)
+            best = cache.lowest_of(best, variants)
             yield best
 
 
@@ -169,12 +185,13 @@ def share_with_store(
 
 def _best_share(cache: PlanCache, settings: Settings, shares: Sequence[float]) -> Iterator[Settings]:
     """Yield the best of these shares, of its two neighbours, and then of every window."""
-    best = min((_with_knobs(settings, "recompute", share=share) for share in shares), key=cache.rank)
+    first, *alternatives = (_with_knobs(settings, "recompute", share=share) for share in shares)
+    best = cache.lowest_of(first, alternatives)
     middle = float(best["recompute"]["share"])
     neighbours = [share for share in (middle - 0.125, middle + 0.125) if 0 < share < 1]
-    best = min((best, *(_with_knobs(settings, "recompute", share=share) for share in neighbours)), key=cache.rank)
+    best = cache.lowest_of(best, (_with_knobs(settings, "recompute", share=share) for share in neighbours))
     wider = [_with_knobs(best, "offload", window=window) for window in WINDOWS if "window" in best["offload"]]
-    yield min((best, *wider), key=cache.rank)
+    yield cache.lowest_of(best, wider)
 
 
 def _with_knobs(settings: Settings, kind: str, **knobs: KnobValue) -> Settings:

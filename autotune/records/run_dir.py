@@ -196,7 +196,10 @@ def write_text(path: Path, text: str) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
         with named_errors(path):
-            draft.write_text(text, encoding="utf-8")
+            with draft.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())  # else a power cut may leave the new name without its text
             draft.replace(path)
     finally:
         with contextlib.suppress(OSError):

@@ -194,31 +194,41 @@ class Tangents:
 
 
 class _State:
-    """State that a call changes: buffers, tensors from outside, and the random number generator."""
+    """State that a call changes: buffers, tensors from outside, and random number generators."""
 
     def __init__(self, buffers: Sequence[torch.Tensor], program: Program) -> None:
         self.buffers = tuple(buffers)
-        self._draws = any(op.random for op in program.graph.ops)
-        self._device = program.device
+        self._devices = list_drawing_devices(program)
 
-    def copy(self) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    def copy(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return copies of the state."""
-        return [buffer.detach().clone() for buffer in self.buffers], self._generator() if self._draws else None
+        return [buffer.detach().clone() for buffer in self.buffers], [_read_generator(each) for each in self._devices]
 
-    def restore(self, state: tuple[list[torch.Tensor], torch.Tensor | None]) -> None:
+    def restore(self, state: tuple[list[torch.Tensor], list[torch.Tensor]]) -> None:
         """Write copies back into the state."""
-        buffers, generator = state
+        buffers, generators = state
         for buffer, copy in zip(self.buffers, buffers, strict=True):
             buffer.detach().copy_(copy)
-        if generator is None:
-            return
-        if self._device.type == "cuda":
-            torch.cuda.set_rng_state(generator, self._device)
-        else:
-            torch.set_rng_state(generator)
+        for device, generator in zip(self._devices, generators, strict=True):
+            if device.type == "cuda":
+                torch.cuda.set_rng_state(generator, device)
+            else:
+                torch.set_rng_state(generator)
 
-    def _generator(self) -> torch.Tensor:
-        return torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else torch.get_rng_state()
+
+def list_drawing_devices(program: Program) -> tuple[torch.device, ...]:
+    """Return the devices from whose generators a step may draw: the CPU, and each GPU with a value of the step.
+
+    The result is empty for a step without random ops.
+    """
+    if not any(op.random for op in program.graph.ops):
+        return ()
+    gpus = [meta.device for meta in program.metas if meta is not None and meta.device.type == "cuda"]
+    return torch.device("cpu"), *dict.fromkeys(gpus)
+
+
+def _read_generator(device: torch.device) -> torch.Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 class _HandOver(torch.autograd.Function):

@@ -73,7 +73,8 @@ class PlannedLoss(torch.nn.Module):
         loss_gradient: Function from 1 to the gradient of the loss, in a loop that calls `backward()` of a multiple of it:
             `lambda one: one / 4` for `(planned(batch) / 4).backward()`. It saves the second run; a wrong one costs a run.
         verify: Compare the first two calls of each captured program, or this many, with eager calls from the same state: bit by
-            bit, else relative to eager's own rounding error. It needs eager's memory and runs `loss_fn` twice.
+            bit, else relative to eager's own rounding error. It needs eager's memory. Beside the plan it
+            runs `loss_fn` once, or five times where bits differ, some of them in float64 or with moved weights.
 
     Raises:
         CaptureError: At the first call: the step cannot be captured.
@@ -220,7 +221,7 @@ class PlannedLoss(torch.nn.Module):
             not self._selectors
         ):  # stores are opened with the first one, perhaps in a child of the process that made this object
             self._pid = os.getpid()
-        loss_fn = self._loss_fn if mode is None else partial(run_in_autocast, self._loss_fn, mode)
+        loss_fn = self._loss_fn if mode is None else _put_in_autocast(self._loss_fn, mode)
         selector = StepSelector(
             partial(Workload, self.model, loss_fn, None),
             self._make_preparer(),
@@ -292,3 +293,25 @@ def run_in_autocast(loss_fn: LossFn, mode: Autocast, model: torch.nn.Module, bat
     kind, dtype, caches = mode
     with torch.autocast(kind, dtype, cache_enabled=caches):
         return loss_fn(model, batch)
+
+
+class _LossInAutocast(torch.nn.Module):
+    """A loss that is a module, under autocast. Its parameters and buffers stay visible to captures and comparisons."""
+
+    def __init__(self, loss_fn: torch.nn.Module, mode: Autocast) -> None:
+        super().__init__()
+        self.loss_fn, self._mode = loss_fn, mode
+
+    def __call__(self, model: torch.nn.Module, batch: Any) -> Any:
+        """Run `forward` without torch's hooks for every module: they would run once more than in eager."""
+        return self.forward(model, batch)
+
+    def forward(self, model: torch.nn.Module, batch: Any) -> Any:
+        return run_in_autocast(self.loss_fn, self._mode, model, batch)
+
+
+def _put_in_autocast(loss_fn: LossFn, mode: Autocast) -> LossFn:
+    """Return a loss that runs under autocast, as a module if `loss_fn` is one."""
+    if isinstance(loss_fn, torch.nn.Module):
+        return _LossInAutocast(loss_fn, mode)
+    return partial(run_in_autocast, loss_fn, mode)

@@ -149,7 +149,7 @@ class PreparedStep:
             self.plan, self.earlier_trace = self.adapter.current.plan, None
 
     def close(self) -> None:
-        """Release the store's space and the arenas permanently; at the end of the step where one runs, as in a signal's handler."""
+        """Release the store's space, the arenas and the graphs; where a step runs, as in a signal's handler, at its end."""
         for executor, _ in self.executors.values():
             if executor.is_running:
                 executor.at_end = self.close
@@ -157,9 +157,11 @@ class PreparedStep:
         self.open_store = None
         if self.store is not None:
             self.store.close()
-        for _, arena in self.executors.values():
+        for executor, arena in self.executors.values():
             if arena is not None:
                 arena.close()
+            if executor.graphed is not None:
+                executor.graphed.release()
 
 
 class StepPreparer:

@@ -84,8 +84,9 @@ class TrainStep:
             model and the loss function then get padded batches. None pads nothing.
         adapt: Let a plan that offloads change its window between steps, within its budget, as transfers stall the step.
         verify: Compare the first two steps of each captured program, or this many, with eager steps from the same state:
-            bit by bit, else relative to eager's own rounding error. It needs eager's memory and a copy of all state, and
-            runs `loss_fn` and `before_update` twice.
+            bit by bit, else relative to eager's own rounding error. It needs eager's memory and a copy of all state. It
+            runs `loss_fn` once beside the plan, and `before_update` twice, so training on several ranks is refused.
+            Where bits differ, it runs them five and up to eight times, some in float64 or with moved weights.
         ranges: Opens a named range around each op for a profiler: `torch.profiler.record_function`, or
             `torch.cuda.nvtx.range` for Nsight Systems. Names hold phase, op and layer; recomputed ops begin with `recompute`.
         cuda_graphs: Run the step as CUDA graphs on a GPU: one launch for all kernels between two updates or transfers. Updates
@@ -145,7 +146,7 @@ class TrainStep:
         self._bookkeeping = Bookkeeping(optimizer)
         optimizer = unwrap_optimizer(optimizer) if optimizer is not None else None
         if optimizer is not None:
-            refuse_unreduced(model, reduces=before_update is not None)
+            refuse_unreduced(model, reduces=before_update is not None, verifies=bool(verify))
         self.model, self.optimizer = model, optimizer
         self.on_gradient: Callable[[str, torch.Tensor], None] | None = None
         """Called with each parameter's name and gradient before its update, if it is set."""

@@ -16,6 +16,7 @@ from autotune.errors import (
     NumericsError,
     PlanError,
     StoreError,
+    WorkerError,
 )
 from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.ir.schedule import lower
@@ -27,7 +28,7 @@ from autotune.predict.plan_layout import add_layout
 from autotune.predict.simulate import simulate
 from autotune.records.config import Config, load_config
 from autotune.records.device import Device
-from autotune.records.measurement import Measurement, Outcome
+from autotune.records.measurement import KILLED, Measurement, Outcome
 from autotune.records.run_dir import RunDir, lock_run_dir, write_json
 from autotune.study.batch.records import read_request
 from autotune.study.runner import INFORMATIVE
@@ -108,7 +109,7 @@ class MeasuredCapture:
 
     @property
     def time(self) -> float | None:
-        """Time over eager's. Where eager did not run, it is the step time in seconds, for all combinations of the run."""
+        """Time over eager's, or the step time in seconds where eager did not run; the two are never compared."""
         return self.step_seconds if self.time_ratio is None else self.time_ratio
 
 
@@ -133,7 +134,9 @@ def choose_capture(
 
     Raises:
         AutotuneError: Eager's own kernels cannot be captured or measured.
-        ConfigError: The run directory contains a study for named kernels.
+        ConfigError: The run directory contains a study for named kernels, or for other values than the config names.
+        StoreError: The disk was full.
+        WorkerError: A signal from outside ended a measuring process.
     """
     if config.kernels != "any":
         return config
@@ -143,6 +146,7 @@ def choose_capture(
             raise ConfigError(
                 f"{run_dir}: contains a study for kernels {recorded.kernels or 'aten'}, not any; tune under another --name"
             )
+        _refuse_other_choice(config, recorded, run_dir)
         return _with_choice(config, recorded)
     with lock_run_dir(run_dir):
         best = _race(race_config(config), _Measurements(files, open_runner, notify))
@@ -153,6 +157,17 @@ def choose_capture(
 def _read_choice(files: RunDir) -> Config | None:
     """Return the recorded config of a run, or of its search for the batch size; None where nothing was chosen yet."""
     return load_config(str(files.config)) if files.config.exists() else read_request(files.path)
+
+
+def _refuse_other_choice(config: Config, recorded: Config, run_dir: Path) -> None:
+    """Raise ConfigError where a config names another value than the recorded choice; defaults name none."""
+    for key in CHOSEN[1:]:
+        requested, choice = getattr(config, key), getattr(recorded, key)
+        if requested not in (Config.model_fields[key].default, choice):
+            raise ConfigError(
+                f"{run_dir}: contains a study for {key} {'none' if choice == '' else choice}, not {requested}; "
+                "tune under another --name"
+            )
 
 
 def _with_choice(config: Config, choice: Config | MeasuredCapture) -> Config:
@@ -197,12 +212,17 @@ class _Measurements:
             threads //= 2
 
     def add(self, combination: Config, leader: MeasuredCapture | None = None) -> None:
-        """Measure a combination and record it; one that cannot be faster than the `leader` is only estimated."""
-        began = time.monotonic()
+        """Measure a combination and record it; one that cannot be faster than the `leader` is only estimated.
+
+        Raises StoreError for a full disk, and WorkerError for a process that a signal from outside ended.
+        """
+        began, is_prepared = time.monotonic(), False
         try:
             with self._open_runner(combination) as runner:
                 if self._baseline is not None:
                     runner.reuse_baseline(*self._baseline)
+                runner.prepare()
+                is_prepared = True
                 # another price may give the same graph; another number of threads always does, and other seconds
                 varies_graph = leader is not None and combination.threads == leader.threads
                 earlier = {each.graph_digest: each.name for each in self.measured} if varies_graph else {}
@@ -210,11 +230,13 @@ class _Measurements:
                 if self._baseline is None:
                     self._baseline = runner.baseline(), runner.prepare().device
         except (CaptureError, ConfigError, InfeasibleError, NumericsError, PlanError, StoreError) as error:
-            if not self.measured:
+            # eager's results need the disk, too: such an error is no result of the combination
+            if not self.measured or (isinstance(error, StoreError) and not is_prepared):
                 raise
             if isinstance(error, ConfigError):  # a model without four-dimensional weights
                 self.refused.add(combination.memory_format)
             result = _describe_error(combination, error)
+        refuse_cut_off(str(combination.ref), result.outcome, result.detail, "run the command again")
         self.measured.append(replace(result, seconds=time.monotonic() - began))
         self._notify(str(self.measured[-1]))
         write_json(self._files.captures, [asdict(each) for each in self.measured])
@@ -248,6 +270,8 @@ def select_capture(measured: Sequence[MeasuredCapture]) -> MeasuredCapture:
     if not usable:
         return measured[0]
     first = usable[0]
+    # eager may fit in one memory format only, and seconds are no ratios
+    usable = [each for each in usable if (each.time_ratio is None) == (first.time_ratio is None)]
     alike = [each for each in usable if _variation(each) == _variation(first)]
     faster = [each for each in alike if _is_surely_faster(each, first)]
     best = min(faster, key=lambda each: each.time or 0.0, default=first)
@@ -318,10 +342,11 @@ def plan_within_budget(
     budget_bytes = config.parsed_budget.step_bytes(floor_bytes=prepared.floor_bytes, baseline_step_bytes=baseline_bytes)
     space = space_for_device(config.planners.model_dump(), prepared.device.kind, costs.stores)
     target = int(aim * budget_bytes)
-    best = best_plan(graph, costs, target, space, seconds=PLANNING_SECONDS)
+    best = best_plan(graph, costs, target, space, seconds=PLANNING_SECONDS, or_smallest=True)
     layout_bytes = add_layout(graph, best.plan, costs, best.estimate).charged_bytes
     if layout_bytes is not None and layout_bytes > budget_bytes:
-        best = best_plan(graph, costs, int(target * budget_bytes / layout_bytes), space, seconds=PLANNING_SECONDS)
+        lower_target = int(target * budget_bytes / layout_bytes)
+        best = best_plan(graph, costs, lower_target, space, seconds=PLANNING_SECONDS, or_smallest=True)
     return best, budget_bytes
 
 
@@ -330,6 +355,17 @@ def _longest_seconds(leader: MeasuredCapture | None) -> float:
     if leader is None or leader.estimated_seconds is None:
         return math.inf
     return leader.estimated_seconds * (1 + leader.noise)
+
+
+def refuse_cut_off(name: str, outcome: str, detail: str, go_on: str) -> None:
+    """Raise StoreError where the disk was full, and WorkerError where a signal from outside ended the process.
+
+    Neither is a result of what was measured, so neither is recorded. `name` is its name, `go_on` the user's next step.
+    """
+    if outcome == Outcome.DISK_FULL:
+        raise StoreError(f"{name}: the disk is full: {detail.partition(';')[0]}; free space there, then {go_on}")
+    if outcome == Outcome.CRASHED and detail.startswith(KILLED):
+        raise WorkerError(f"{name}: the process of a measurement was {detail.partition(':')[0]}; {go_on}")
 
 
 def measure_undisturbed(runner: CaptureRunner, plan: Plan, budget_bytes: int) -> Measurement:

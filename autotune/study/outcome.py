@@ -96,7 +96,7 @@ class StudyResult:
 
     @property
     def time_ratio(self) -> Interval | None:
-        """Step time of the best plan over eager's, re-measured, with its 95 % interval; None without a re-measurement."""
+        """Step time of the best plan over eager's, re-measured, with its interval (a range below six blocks); None without."""
         plan = None if self.best is None else self.best.plan
         return next((confirmed.ratio for confirmed in self.confirmed if confirmed.trial.plan == plan), None)
 
@@ -131,7 +131,10 @@ def write_plan(
 def build_plan_file(
     config: Config, device: Device, rules: Rules, trial: Trial, *, run: str, graph: TrainGraph, loop: str
 ) -> planfile.PlanFile:
-    """Return the plan file of a trial; `run` is the run directory, relative to the file's."""
+    """Return the plan file of a trial; `run` is the run directory, relative to the file's.
+
+    It names the device that measured the trial, which may be another one than the session's `device`.
+    """
     assert trial.plan is not None
     assert trial.estimate is not None
     return planfile.PlanFile(
@@ -143,7 +146,7 @@ def build_plan_file(
         settings=trial.settings,
         plan=config.captured(trial.plan),
         estimate=trial.estimate,
-        device=device,
+        device=(trial.measurement.device if trial.measurement else None) or device,
         measurement=trial.measurement,
         verified=(trial.measurement.verified if trial.measurement else "") or planfile.NOT_VERIFIED,
         run=run,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.errors import BaselineChangedError, ConfigError
+from autotune.ir.costs import Costs
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.measure.survey import PreparedWorkload, explain_eager_failure
@@ -52,15 +53,37 @@ class StudyTask:
 def check_inputs(task: StudyTask, trials: Sequence[Trial]) -> Seeds | None:
     """Read the seeds, and refuse a config that cannot be carried out, before anything is measured.
 
-    Returns None where the config names no seeds, or where a resumed study measured them already. Raises ConfigError
-    where no plan could be written, where the sampler cannot be used, or where the seeds cannot be read.
+    Returns None where the config names no seeds, or where a resumed study measured them already. Recorded seeds of a
+    resumed study that cannot be read any more are noted. Raises ConfigError where no plan could be written, where the
+    sampler cannot be used, or where other seeds cannot be read.
     """
     config = task.config
     check_plans_directory(config)
     check_sampler(config.sampler, config.objective)
     if config.seed_from is None or _are_seeds_over(trials):
         return None
-    return read_seeds(Path(config.seed_from), Path(config.runs))
+    try:
+        return read_seeds(_locate_seeds(config.seed_from, task.run_dir), Path(config.runs))
+    except ConfigError as error:
+        earlier = _read_earlier(task.run_dir)
+        if not trials or earlier is None or earlier.seed_from != config.seed_from:
+            raise
+        task.progress(Logged(f"the recorded seeds are left out: {error}", "seeds"))
+        return None
+
+
+def _locate_seeds(seed_from: str, run_dir: Path) -> Path:
+    """Return the path of a seed; a plan of this run's search for the batch size moves with the run."""
+    recorded, plans = Path(seed_from), RunDir(run_dir).batch_plans
+    present = plans / recorded.name
+    is_moved = recorded.parent.name == plans.name and not recorded.exists() and present.exists()
+    return present if is_moved else recorded
+
+
+def _read_earlier(run_dir: Path) -> Config | None:
+    """Return the config that a run recorded; None for a new run."""
+    path = RunDir(run_dir).config
+    return load_config(str(path)) if path.exists() else None
 
 
 def _are_seeds_over(trials: Sequence[Trial]) -> bool:
@@ -88,10 +111,10 @@ def prepare(task: StudyTask, trials: list[Trial]) -> PreparedWorkload:
     Where `tune` continues a run, its options replace those of the run's config.
 
     Raises ConfigError where the run directory contains a study whose trials cannot be compared with new ones: with other
-    options, of another graph, or of another device of a fleet.
+    options, of another graph, of another GPU or device of a fleet, or with a store that is gone.
     """
     config, run_dir, files = task.config, task.run_dir, RunDir(task.run_dir)
-    earlier = load_config(str(files.config)) if files.config.exists() else None
+    earlier = _read_earlier(run_dir)
     if earlier is not None:
         check_request(run_dir, earlier, config)
         if config.seed_from not in (None, earlier.seed_from) and _are_seeds_over(trials):
@@ -107,8 +130,10 @@ def prepare(task: StudyTask, trials: list[Trial]) -> PreparedWorkload:
                 f"{run_dir}: contains trials of {trial.workload} with graph {trial.graph_digest[:8]}; {config.ref} is now "
                 f"{prepared.graph.digest[:8]}; tune under another --name"
             )
-    if earlier is not None and (config.on is not None or earlier.on is not None):
+    is_on_fleet = earlier is not None and (config.on is not None or earlier.on is not None)
+    if is_on_fleet or prepared.device.kind == "cuda":
         check_device(run_dir, trials, prepared.device)
+    check_stores(run_dir, trials, prepared.costs)
     if changes := _list_device_changes(find_recorded_device(run_dir, trials), prepared.device):
         advice = f"to keep their times apart, tune under another --name with --seed-from {shlex.quote(str(run_dir))}"
         task.progress(Logged(f"the earlier trials ran with other settings: {'; '.join(changes)}; {advice}", "device"))
@@ -153,8 +178,8 @@ def _describe_value(value: object) -> str:
 def check_device(run_dir: Path, trials: Sequence[Trial], device: Device) -> None:
     """Raise ConfigError where the trials of a run were measured on another chip, or with other cores.
 
-    Only runs on a fleet are checked: the same class may lead to another device. Without a fleet, a virtual CPU may change its
-    name when its machine restarts.
+    Only GPUs and runs on a fleet are checked: the same class may lead to another device. Elsewhere a virtual CPU may change
+    its name when its machine restarts; a note names the change.
     """
     recorded = find_recorded_device(run_dir, trials)
     if recorded is None or recorded.key == device.key:
@@ -165,12 +190,28 @@ def check_device(run_dir: Path, trials: Sequence[Trial], device: Device) -> None
     )
 
 
+def check_stores(run_dir: Path, trials: Sequence[Trial], costs: Costs) -> None:
+    """Raise ConfigError where recorded plans offload to a store that the device lacks: they cannot be simulated.
+
+    Another class of a fleet may have other stores.
+    """
+    used = {trial.plan.store for trial in trials if trial.plan is not None and trial.plan.offload}
+    if missing := sorted(used - set(costs.stores)):
+        present = ", ".join(costs.stores) or "none"
+        raise ConfigError(
+            f"{run_dir}: its plans offload to {', '.join(missing)}, the stores of this device are {present}; "
+            "resume on a class with that store, or tune under another --name"
+        )
+
+
 def _list_device_changes(recorded: Device | None, present: Device) -> list[str]:
     """Return the differences that change how fast a step runs; empty without a recorded device."""
     if recorded is None:
         return []
+    titles = {"device": recorded.title}, {"device": present.title}
+    renamed = [] if recorded.key == present.key else list_changes(*titles)
     versions = {"torch": recorded.torch}, {"torch": present.torch}
-    return [*list_changes(*versions), *list_changes(recorded.environment, present.environment)]
+    return [*renamed, *list_changes(*versions), *list_changes(recorded.environment, present.environment)]
 
 
 def find_recorded_device(run_dir: Path, trials: Sequence[Trial]) -> Device | None:

@@ -243,7 +243,7 @@ class _Session:
         until = time.monotonic() + min(PLANNING_SHARE * self.config.time_seconds, self.seconds_left)
         proposals: list[Candidate] = []
         with self.interrupts.breakable(patient=False):
-            for proposal in self.planning.propose(self.target_bytes):
+            for proposal in self.planning.propose(self.target_bytes, until - time.monotonic()):
                 proposals.append(proposal)
                 if time.monotonic() > until:
                     break
@@ -333,8 +333,8 @@ class _Session:
         return self.deadline - time.monotonic()
 
     def has_time(self, seconds: float) -> bool:
-        """Return True if a repeated measurement of so many seconds leaves time for another trial."""
-        return self.seconds_left > self.trial_seconds.longest + seconds
+        """Return True if a repeat of so many seconds leaves time for another trial, and no signal arrived."""
+        return not self.interrupts.received and self.seconds_left > self.trial_seconds.longest + seconds
 
     @property
     def target_bytes(self) -> int:

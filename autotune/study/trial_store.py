@@ -255,7 +255,7 @@ def _open(path: Path, identity: StudyIdentity) -> "optuna.Study":
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        study = _load(path, identity)
+        return _load(path, identity)
     except (
         DatabaseError,
         optuna.exceptions.StorageInternalError,
@@ -266,25 +266,27 @@ def _open(path: Path, identity: StudyIdentity) -> "optuna.Study":
         if not path.exists() or not is_broken:  # it is locked, or the disk is full
             raise
         path.replace(path.with_suffix(".db.broken"))
-        study = _load(path, identity)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        study.set_metric_names(list(identity.objectives))
-    for key, value in identity.attributes.items():
-        study.set_user_attr(key, value)
-    return study
+    return _load(path, identity)
 
 
 def _load(path: Path, identity: StudyIdentity) -> "optuna.Study":
+    """Open the study, read its trials and write its attributes, so that a broken file fails here."""
     import optuna
 
-    return optuna.create_study(
+    study = optuna.create_study(
         storage=_storage(path) if identity.lasting else optuna.storages.InMemoryStorage(),
         study_name=identity.name,
         directions=["minimize"] * len(identity.objectives),
         sampler=identity.sampler,
         load_if_exists=True,
     )
+    study.get_trials(deepcopy=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study.set_metric_names(list(identity.objectives))
+    for key, value in identity.attributes.items():
+        study.set_user_attr(key, value)
+    return study
 
 
 def _storage(path: Path) -> "optuna.storages.RDBStorage":

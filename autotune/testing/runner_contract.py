@@ -97,10 +97,10 @@ class RunnerContract:
         return RemoteRunner(lambda report: self.open_channel(directory, report), request, pause_seconds=0.05)
 
     def test_a_study_has_the_trials_of_a_study_on_this_machine(self, tmp_path: Path) -> None:
-        here = run_study(tmp_path / "here", FakeRunner())
-        there = run_study(tmp_path / "there", self.make_runner(tmp_path))
-        assert [without_times(trial) for trial in there] == [without_times(trial) for trial in here]
-        assert {trial.measurement.node for trial in there if trial.measurement and trial.plan and trial.was_run} == {
+        local = run_study(tmp_path / "here", FakeRunner())
+        remote = run_study(tmp_path / "there", self.make_runner(tmp_path))
+        assert [without_times(trial) for trial in remote] == [without_times(trial) for trial in local]
+        assert {trial.measurement.node for trial in remote if trial.measurement and trial.plan and trial.was_run} == {
             os.uname().nodename
         }
 

@@ -197,10 +197,12 @@ def test_an_error_of_the_study_is_raised_as_itself_and_leaves_no_weights_behind(
     assert not list(tmp_path.rglob("*.live"))
 
 
-def test_a_killed_study_is_an_error_that_names_the_log(auto: AutoPlan, monkeypatch: pytest.MonkeyPatch):
+def test_a_killed_study_is_an_error_that_names_the_log_which_stays(auto: AutoPlan, monkeypatch: pytest.MonkeyPatch):
     fake_child(monkeypatch, "import os; os.kill(os.getpid(), 9)")
-    with pytest.raises(WorkerError, match=r"killed by SIGKILL; see .*tune\.log, and start again"):
+    with pytest.raises(WorkerError, match=r"killed by SIGKILL; see .*tune\.log, and start again") as caught:
         auto(make())
+    (log,) = Path(auto.runs).glob("*/logs/tune.log")
+    assert f"see {log}," in str(caught.value)
 
 
 def test_a_study_that_can_go_on_is_started_again_and_not_resumed_by_a_command(

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from autotune.capture import tracer
 from autotune.capture.capture_checks import refuse_shared_memory
-from autotune.capture.program import reads
+from autotune.capture.program import argument_text, reads
 from autotune.capture.python.recorded_run import record_step
 from autotune.capture.python.step_trace import StepTrace
 from autotune.capture.signature import read_model_state
@@ -431,6 +431,11 @@ def test_a_digest_changes_with_shape_dtype_stride_dropout_and_optimizer_and_not_
         capture(make(mlp, optimizer=adam)).graph.digest,
     ]
     assert len({digest, *others}) == 1 + len(others)
+
+
+def test_a_device_among_the_arguments_counts_by_its_kind_so_a_plan_fits_the_second_gpu():
+    texts = {argument_text((torch.device("cuda", number),), []) for number in range(2)}
+    assert texts == {"(device(type='cuda', index=0))"}
 
 
 def renamed() -> nn.Module:

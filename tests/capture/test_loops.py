@@ -402,6 +402,13 @@ def test_on_several_ranks_a_wrapper_and_gradients_that_nothing_reduces_are_refus
         step_for(workload, before_update=print)
 
 
+def test_on_several_ranks_a_verified_step_is_refused_since_it_reduces_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(ConfigError, match=r"has 2 ranks, and verify may run before_update .* in a single process$"):
+        step_for(make(mlp), before_update=print, verify=True)
+
+
 @pytest.mark.slow
 def test_ranks_whose_gradients_nothing_reduces_are_refused_and_reduced_ones_agree(tmp_path: Path):
     ranks = [script(RANK, str(rank), str(tmp_path / "meeting")) for rank in range(2)]

@@ -374,6 +374,47 @@ def test_a_layer_that_is_made_in_the_step_is_refused_by_name_and_not_left_behind
     assert capture(workload).recorded
 
 
+class Hidden(nn.Module):
+    """A model that keeps its output for the next step."""
+
+    hidden: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+        self.register_buffer("hidden", None)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        inspect.currentframe()
+        made = self.layer(inputs)
+        before = torch.zeros_like(made) if self.hidden is None else self.hidden
+        self.hidden = made.detach()
+        return made + before
+
+
+class Masks(nn.Module):
+    """A model that fills a dictionary in its first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+        self.hidden: dict[int, Tensor] = {}
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        inspect.currentframe()
+        if 4 not in self.hidden:
+            self.hidden[4] = torch.ones(4)
+        return self.layer(inputs) * self.hidden[4]
+
+
+@pytest.mark.parametrize("model", [Hidden, Masks])
+def test_a_dictionary_that_gets_its_first_tensor_in_the_step_is_none_that_the_step_makes(model: type[nn.Module]):
+    workload = make(model)
+    with pytest.raises(CaptureError, match=r"model\.hidden is changed in the step at .*run one step in plain PyTorch"):
+        capture(workload)
+    assert not workload.model.hidden
+
+
 @functools.cache
 def mask(size: int) -> Tensor:
     return torch.arange(size) + 1.0
@@ -521,7 +562,53 @@ def an_array() -> tuple[Callable[[], Any], Callable[[], Any]]:
     return read, lambda: float(counts[0])
 
 
-@pytest.mark.parametrize("place", [a_global, a_variable_of_a_closure, an_array])
+def a_dictionary_in_a_dictionary() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    stats = {"kl": {"step": 0}}
+
+    def read() -> int:
+        stats["kl"]["step"] += 1
+        return stats["kl"]["step"]
+
+    return read, lambda: stats["kl"]["step"]
+
+
+def an_array_in_a_dictionary() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    counts = {"step": np.zeros(1)}
+
+    def read() -> float:
+        counts["step"][0] += 1
+        return float(counts["step"][0])
+
+    return read, lambda: float(counts["step"][0])
+
+
+def a_default_value() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    state = [0]
+
+    def read(counts: list[int] = state) -> int:
+        counts[0] += 1
+        return counts[0]
+
+    return read, lambda: state[0]
+
+
+def an_argument_of_a_partial() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    state = {"step": 0}
+
+    def read(counts: dict[str, int]) -> int:
+        counts["step"] += 1
+        return counts["step"]
+
+    return partial(read, counts=state), lambda: state["step"]
+
+
+COUNTED = (
+    a_global, a_variable_of_a_closure, an_array, a_dictionary_in_a_dictionary, an_array_in_a_dictionary, a_default_value,
+    an_argument_of_a_partial,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("place", COUNTED)
 def test_what_a_step_counts_is_refused_and_left_as_it_was(place: Callable[[], Any]):
     read, count = place()
     workload = make(mlp, loss_fn=weighted(read))

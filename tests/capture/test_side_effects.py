@@ -119,10 +119,29 @@ class Table(Base):
         return made if before is None else made + before
 
 
+class ThresholdInATable(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table["steps"] = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.table["steps"] += 1
+        made = self.head(inputs)
+        return made * 2 if self.table["steps"] > 1000 else made
+
+
+class ThresholdOfALength(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = self.head(inputs)
+        self.log.append(made.detach())
+        return made * 2 if len(self.log) > 64 else made
+
+
 READ = {
     CounterInTheLoss: "count", CounterInABranch: "count", DecayedNumber: "decayed", BufferAssigned: "mean",
     BufferForLater: "mean", StateMadeInTheFirstStep: "state", AttributeMadeInTheFirstStep: "ready", Flag: "on",
-    ListOfTensors: "log", LengthOfAList: "log", Queue: "queue", Table: "table",
+    ListOfTensors: "log", LengthOfAList: "log", Queue: "queue", Table: "table", ThresholdInATable: "table",
+    ThresholdOfALength: "log",
 }  # fmt: skip
 
 

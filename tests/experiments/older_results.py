@@ -12,9 +12,7 @@ LACKING: dict[str, tuple[str, ...]] = {
     "benchmarks/kills/results/kills.json": ("graphs",),
     "benchmarks/landscape/results/replays/resnet18.json": ("graphs",),
     "benchmarks/landscape/results/resnet18.json": ("commit", "date", "command"),
-    "benchmarks/layout/results/results.json": ("commit", "graphs", "date"),
     "benchmarks/loops/results/results.json": ("graphs",),
-    "benchmarks/no_fit/results/tune.json": ("machine", "commit", "date", "command"),
     "benchmarks/offload/results/results.json": ("commit", "graphs", "date"),
     "benchmarks/repeated_tunes/results/results.json": ("graphs",),
     **{
@@ -28,7 +26,6 @@ LACKING: dict[str, tuple[str, ...]] = {
 
 OF_ANOTHER_GRAPH = frozenset(
     [
-        ("benchmarks/no_fit/results/tune.json", "resnet18(batch=10, size=224)"),
         ("benchmarks/landscape/results/resnet18.json", "resnet18(batch=16, size=112, width=32)"),
     ]
 )

@@ -17,11 +17,15 @@ def test_an_instances_capacity_is_in_its_files_name(tmp_path):
     assert (row.layout_bytes, row.max_live_bytes, row.gap) == (12, 12, 0.0)
 
 
-def test_the_command_writes_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_instances_stay_in_the_results_of_a_call_without_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "A.9.csv").write_text("id,lower,upper,size\n0,0,5,6\n1,6,7,4\n2,6,9,5\n3,7,10,1\n")
-    out = str(tmp_path / "out")
-    monkeypatch.setattr(sys, "argv", [run.__file__, "--minimalloc", str(tmp_path), "--models", "--out", out])
-    run.main()
-    found = json.loads((tmp_path / "out/results.json").read_text())
-    assert [row["layout_bytes"] for row in found["rows"]] == [9]
+    command = [run.__file__, "--models", "--anyway", "--out", str(tmp_path / "out")]
+    documents = []
+    for arguments in ([*command, "--minimalloc", str(tmp_path)], command):
+        monkeypatch.setattr(sys, "argv", arguments)
+        run.main()
+        documents.append(json.loads((tmp_path / "out/results.json").read_text()))
+    assert [row["layout_bytes"] for row in documents[0]["rows"]] == [9]
+    assert documents[0]["rows"] == documents[1]["rows"]
+    assert documents[0]["origins"]["minimalloc"] == documents[1]["origins"]["minimalloc"]
     assert str(tmp_path) not in (tmp_path / "out/summary.md").read_text()

@@ -205,7 +205,9 @@ def run_offload(
     monkeypatch.setattr(offload, "capture_digests", lambda workloads: dict.fromkeys(workloads, digest))
     monkeypatch.setattr(offload, "summary", lambda results: "")
     monkeypatch.setattr(offload, "plot", lambda results, path: None)
-    monkeypatch.setattr(sys, "argv", ["offload", "--models", "resnet18", "--out", str(out), *arguments.split()])
+    monkeypatch.setattr(
+        sys, "argv", ["offload", "--anyway", "--models", "resnet18", "--out", str(out), *arguments.split()]
+    )
     offload.main()
     document: dict[str, Any] = json.loads((out / "results.json").read_text())
     return document

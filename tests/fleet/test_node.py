@@ -9,15 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.errors import ConfigError, DeviceRefusedError
+from autotune.errors import ConfigError, DeviceRefusedError, StoreError
 from autotune.fleet.far_end import device_lock, inspection
 from autotune.fleet.far_end.device_lock import is_in_use, lock_device, name_locks
 from autotune.fleet.far_end.opener import OPEN_DEVICE, find_opener
-from autotune.fleet.local import find_cache
+from autotune.fleet.local import find_cache, open_harness
 from autotune.fleet.messages import DevicePromise
 from autotune.fleet.node import check_node, check_promise, check_same_device, prepare_process, read_node_facts
 from autotune.fleet.ray import remove_ray_defaults
+from autotune.records.config import load_config
 from autotune.records.device import Device
+from autotune.records.run_dir import RunDir
 from autotune.records.speed_environment import AFFINITY
 from tests.support.fake_nvml import FakeNvml, Gpu
 
@@ -173,3 +175,17 @@ def test_an_opener_that_does_not_exist_is_named():
         ConfigError, match="opener 'no_module:open': No module named 'no_module'; write module:function"
     ):
         find_opener("no_module:open")
+
+
+def test_a_recorded_run_without_its_store_suggests_another_run_because_resume_takes_no_store(tmp_path: Path):
+    config = load_config("resnet18", overrides={"stores": {"ssd": str(tmp_path / "gone")}})
+    files = RunDir(tmp_path / "run")
+    files.path.mkdir()
+    for remedy in (
+        "name another directory with --store ssd=DIR",
+        f"tune under another --name with --store ssd=DIR --seed-from {files.path}",
+    ):
+        refused = pytest.raises(StoreError, match=f"no directory .*gone; create it, or {remedy}$")
+        with refused, open_harness(config, files.logs):
+            pass
+        files.trials.touch()

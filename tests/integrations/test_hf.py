@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from transformers import BatchEncoding, Trainer
 
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError, PlanError
+from autotune.integrations import hf
 from autotune.integrations.hf import AutotuneTrainer, PlannedTrainerMixin
 from autotune.ir.plan import Plan
 from autotune.kernels.compiled_region import CompiledRegion
@@ -203,6 +205,24 @@ def test_the_workload_of_a_trainer_is_the_step_that_it_trains(tmp_path: Path):
     assert digests == [graph.digest]
 
 
+def test_the_workload_for_several_processes_has_the_loss_of_each_of_them(tmp_path: Path):
+    trainer = make_trainer(AutotuneTrainer, tmp_path, one_layer)
+    step = trainer.workload(ranks=2)
+    losses = []
+    for compute in (step.loss_fn, lambda model, batch: Trainer.compute_loss(trainer, model, **batch)):
+        torch.manual_seed(1)
+        losses.append(compute(step.model, step.batch).item())
+    assert losses[0] == 2 * losses[1]
+    with pytest.raises(ConfigError, match="ranks is 0; pass the number of processes"):
+        trainer.workload(ranks=0)
+
+
+def test_a_plan_that_one_of_several_processes_refuses_is_refused_with_the_ranks_of_its_workload():
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(num_processes=2), _planned_loss=SimpleNamespace(graph=None))
+    with pytest.raises(PlanError, match=r"^another graph; .*workload\(ranks=2\)$"), hf._checking_capture(trainer):
+        raise PlanError("another graph")
+
+
 def test_the_workload_of_a_trainer_with_buckets_has_their_largest_size(tmp_path: Path):
     trainer = make_trainer(partial(AutotuneTrainer, buckets=Buckets([16, 24])), tmp_path, one_layer)
     inputs = trainer.workload().batch["inputs"]
@@ -287,6 +307,22 @@ def test_an_evaluation_releases_the_memory_of_the_plan(tmp_path: Path, monkeypat
     options = {"eval_dataset": Texts(4)}
     make_trainer(AutotuneTrainer, tmp_path, one_layer, options, num_train_epochs=1, **EVALUATION).train()
     assert released_in_training == [False, False]
+
+
+class TakesKeywords(Trainer):
+    """A trainer whose loss passes everything beside the outputs on by name."""
+
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        return super().compute_loss(model, inputs, return_outputs, **kwargs)
+
+
+def test_an_evaluation_calls_compute_loss_as_the_plain_trainer_does(tmp_path: Path):
+    losses = []
+    for kind in (TakesKeywords, planned(TakesKeywords)):
+        torch.manual_seed(5)
+        trainer = make_trainer(kind, tmp_path, one_layer, {"eval_dataset": Texts(4)})
+        losses.append(trainer.evaluate()["eval_loss"])
+    assert losses[0] == losses[1]
 
 
 def test_a_workload_is_returned_without_an_evaluation_before_it(tmp_path: Path):

@@ -118,6 +118,23 @@ class Split(Net):
         return loss
 
 
+class LogsGradients(Split):
+    """A net whose training step logs the gradients of the step before, in a method of its own."""
+
+    def gradient_norm(self) -> Any:
+        return sum((part.grad.norm() for part in self.parameters() if part.grad is not None), torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("norm", self.gradient_norm())
+        return self.compute_loss(batch)[0]
+
+
+def test_a_training_step_reads_the_gradients_of_the_step_before_as_without_a_plan():
+    expected = train(build=LogsGradients, rows=32)
+    assert expected["metrics"]["norm"] > 0
+    assert_equal(expected, train([PlanCallback(loss="compute_loss")], LogsGradients, rows=32))
+
+
 class Gan(pl.LightningModule):
     """Two optimizers under manual optimization, of which one loss freezes what the other trains."""
 
@@ -193,6 +210,13 @@ class HooksOptimizer(Net):
         return optimizers, schedulers
 
 
+class NamesGradients(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if not self.training:
+            self.gradients = [parameter.grad for parameter in self.parameters()]
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+
 @pytest.mark.parametrize(
     ("callbacks", "options", "expected"),
     [
@@ -202,6 +226,7 @@ class HooksOptimizer(Net):
         ([LambdaCallback(on_before_zero_grad=lambda *_: None)], {}, [False, True, True, True]),
         ([], {"build": OverridesStep}, [False, True, True, True]),
         ([], {"build": HooksOptimizer}, [False, True, True, True]),
+        ([], {"build": NamesGradients}, [False, True, True, True]),
     ],
     ids=[
         "each step",
@@ -210,6 +235,7 @@ class HooksOptimizer(Net):
         "a function as callback",
         "an overridden step",
         "a hook before the step",
+        "a step that names them",
     ],
 )
 def test_a_planned_step_begins_without_the_gradients_of_the_step_before(
@@ -408,6 +434,23 @@ class KeepsList(Net):
         return loss
 
 
+class KeepsListLater(KeepsList):
+    """A net that collects its losses from the second epoch on, after its step was captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keeps = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self(batch[0]).square().mean()
+        if self.keeps:
+            self.losses.append(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.keeps = True
+
+
 class Forwards(Net):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         return super().training_step(*args, **kwargs)
@@ -432,6 +475,7 @@ class Skips(Net):
         (ReadsItsIndexUntraced, PlanError, "batch_idx"),
         (UpdatesMetric, CaptureError, "accuracy"),
         (KeepsList, CaptureError, r"losses.*or keep it in training_step, and pass PlanCallback\(loss="),
+        (KeepsListLater, CaptureError, "losses.*or keep it in training_step"),
         (Forwards, ConfigError, r"training_step takes .* as \*args.*: \(self, batch, batch_idx\)"),
         (KeepsGraph, CaptureError, "enable_graph"),
         (Skips, CaptureError, "training_step returned None"),

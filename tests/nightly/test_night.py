@@ -433,6 +433,8 @@ def test_a_slowdown_that_is_measured_again_undisturbed_is_a_regression(bench: Be
     bench.runner.pace[CHAMPION], bench.runner.disturbed = 1.1, lambda number: number == measured + 1
     night = bench.night("n9")
     assert night.verdict is NightVerdict.REGRESSION
+    assert (night.change, night.conditions.disturbed) == (night.rerun, "")
+    assert "measurements disturbed" not in night.detail
 
 
 def test_a_night_that_was_measured_again_undisturbed_counts_as_undisturbed(bench: Bench):

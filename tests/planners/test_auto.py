@@ -1,5 +1,6 @@
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from autotune.ir.schedule import lower
 from autotune.planners import KINDS, make_plan
 from autotune.planners import coordinate_descent as module
 from autotune.planners.auto import best_plan
-from autotune.planners.candidates import DevicePlanning, find_lowest, find_smallest
+from autotune.planners.candidates import DevicePlanning, find_lowest, find_smallest, propose
 from autotune.planners.knobs import Settings
 from autotune.planners.space import space_for_device
 from autotune.predict.simulate import Estimate, peak_bytes, simulate
@@ -197,6 +198,42 @@ def test_no_search_goes_on_after_its_time(accept_first: bool, monkeypatch: pytes
     graph = training_chain(12)
     best_plan(graph, Costs.unit(graph), 0, seconds=-1.0, accept_first=accept_first)
     assert len({repr(chosen) for chosen in planned}) == 1
+
+
+def test_a_search_that_its_time_ends_before_a_plan_fits_may_return_the_smallest_plan():
+    graph = training_chain(30)
+    costs = Costs.unit(graph)
+    choices = {"recompute": ("keep", "segments")}
+    first, smallest = (
+        best_plan(graph, costs, 0, choices=choices, seconds=-1.0, or_smallest=or_smallest)
+        for or_smallest in (False, True)
+    )
+    assert (first.settings["recompute"]["planner"], smallest.settings["recompute"]["planner"]) == ("keep", "segments")
+    assert smallest.estimate.peak_bytes < first.estimate.peak_bytes
+
+
+def test_proposals_end_with_the_evaluation_in_which_their_time_is_over(monkeypatch: pytest.MonkeyPatch):
+    planned: set[str] = set()
+    evaluate = module.PlanCache.evaluate
+
+    def count(cache: module.PlanCache, chosen: Settings) -> tuple[Plan, Estimate]:
+        planned.add(repr(chosen))
+        return evaluate(cache, chosen)
+
+    monkeypatch.setattr(module.PlanCache, "evaluate", count)
+    for name in ("candidates", "coordinate_descent"):  # each evaluation takes a second
+        monkeypatch.setattr(f"autotune.planners.{name}.time", SimpleNamespace(monotonic=lambda: float(len(planned))))
+    graph = training_chain(12)
+    costs = with_store(Costs.unit(graph), 1.0)
+    quick = {"order": ["traced"], "recompute": ["greedy"], "reorder": ["keep"], "offload": ["keep", "window"]}
+    space = space_for_device(quick, "cpu", costs.stores)
+    list(propose(graph, costs, space, 0))
+    total = len(planned)
+    assert total > 15
+    for seconds in range(0, total, 4):
+        planned.clear()
+        assert list(propose(graph, costs, space, 0, seconds))
+        assert len(planned) <= seconds + 1
 
 
 @pytest.mark.parametrize("accept_first", [False, True])

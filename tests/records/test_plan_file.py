@@ -1,6 +1,7 @@
 import dataclasses
 import errno
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -162,14 +163,14 @@ def test_a_plan_that_is_not_there_says_how_to_make_one(path: Path, name: str):
         planfile.read(path.parent / name)
 
 
-@pytest.mark.parametrize("step", ["write_text", "replace"])
-def test_a_full_disk_leaves_the_old_plan_and_no_draft(path: Path, step: str, monkeypatch: pytest.MonkeyPatch):
-    def fail(self: Path, *args: object, **options: object) -> None:
-        if step == "write_text":
-            self.touch()
+@pytest.mark.parametrize(("owner", "step"), [(os, "fsync"), (Path, "replace")])
+def test_a_full_disk_leaves_the_old_plan_and_no_draft(
+    path: Path, owner: Any, step: str, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, step, fail)
+    monkeypatch.setattr(owner, step, fail)
     with pytest.raises(ConfigError, match=r"best.json: cannot write the plan .No space left on device."):
         planfile.write(path, dataclasses.replace(FILE, budget="1GiB"))
     monkeypatch.undo()

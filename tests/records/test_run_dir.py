@@ -30,6 +30,15 @@ def test_a_write_that_fails_leaves_the_old_text_and_no_draft(tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_text_is_on_the_disk_before_it_replaces_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_text(path := tmp_path / "file", "old")
+    synced: list[tuple[int, str]] = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append((os.fstat(number).st_size, path.read_text())))
+    write_text(path, "newer")
+    assert synced == [(5, "old")]
+    assert path.read_text() == "newer"
+
+
 def test_a_link_keeps_its_place_and_the_file_that_it_names_gets_the_text(tmp_path: Path):
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to("real")

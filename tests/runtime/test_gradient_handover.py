@@ -19,7 +19,7 @@ from autotune.ir.plan import Plan
 from autotune.planners import make_plan
 from autotune.runtime import planned_loss
 from autotune.runtime.executor import Executor
-from autotune.runtime.gradient_handover import PlannedCall
+from autotune.runtime.gradient_handover import PlannedCall, list_drawing_devices
 from autotune.runtime.planned_loss import PlannedLoss
 from autotune.workloads.workload import Workload
 from tests.runtime.test_planned_loss import Loop, Loss, Net, batches, clipping, eager, loss_fn, run
@@ -184,6 +184,15 @@ def test_a_verified_call_may_still_run_again_for_another_factor():
     model.zero_grad()
     (mean_square(model, torch.ones(2, 8)) / 3).backward()
     assert all(torch.equal(a, p.grad) for a, p in zip(got, model.parameters(), strict=True))
+
+
+def test_a_second_run_draws_again_from_the_generators_of_the_cpu_and_of_each_gpu_with_a_value_of_the_step():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+    program = capture(Workload(model, mean_square, None, torch.ones(2, 8)))
+    cpu, *gpus = torch.device("cpu"), torch.device("cuda", 1), torch.device("cuda", 0)
+    assert list_drawing_devices(program) == (cpu,)
+    moved = [replace(meta, device=gpu) for meta, gpu in zip(program.metas, gpus, strict=False)]
+    assert list_drawing_devices(replace(program, metas=(*moved, *program.metas[2:]))) == (cpu, *gpus)
 
 
 class Contrast(nn.Module):

@@ -329,6 +329,18 @@ def test_gradients_of_gradients_are_refused_by_name():
         torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
 
 
+def test_a_backward_through_an_extra_is_refused_where_another_extra_is_a_number():
+    def with_extras(model: nn.Module, batch: Any) -> Any:
+        made = model(batch)
+        return made.square().mean(), {"count": 2, "aux": made.mean(), "logits": made.detach()}
+
+    _, extras = PlannedLoss(nn.Linear(8, 4), with_extras)(torch.ones(2, 8))
+    assert extras["count"] == 2
+    assert not extras["logits"].requires_grad
+    with pytest.raises(ConfigError, match="reached a result beside the loss, which has no gradient under a plan"):
+        extras["aux"].backward()
+
+
 def test_a_batch_that_wants_its_gradient_later_is_refused():
     planned = PlannedLoss(nn.Linear(8, 4), squared)
     planned((torch.ones(2, 8),))

@@ -255,6 +255,21 @@ def test_a_refused_step_leaves_no_gradient_and_an_accumulation_starts_again(monk
         assert not step._cycle.is_pending
 
 
+def test_a_failure_between_eagers_step_and_the_planned_one_leaves_no_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload, copies = make(mlp), iter([verify.Verifier._snapshot])
+
+    def copy_once(verifier: verify.Verifier) -> Any:
+        if (copy := next(copies, None)) is None:
+            raise MemoryError("no memory for a copy of the state")
+        return copy(verifier)
+
+    monkeypatch.setattr(verify.Verifier, "_snapshot", copy_once)
+    before = {name: tensor.clone() for name, tensor in tensors(workload).items()}
+    with step_of(workload, verify=True) as step, pytest.raises(MemoryError, match="a copy of the state"):
+        step(workload.batch)
+    assert worst_difference(tensors(workload), before) == 0.0
+
+
 def test_a_loss_function_that_takes_parts_out_of_its_batch_is_verified_and_the_users_batch_stays_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -326,5 +341,17 @@ def test_a_verified_planned_loss_trains_the_parameters_of_a_loss_module() -> Non
     planned(workload.batch).backward()
     expected(other.model, other.batch).backward()
     assert planned.verified == "bit-equal to eager"
+    assert torch.equal(loss.scale.grad, expected.scale.grad)
+    assert torch.equal(loss.mean, expected.mean)
+
+
+def test_a_loss_module_within_autocast_trains_its_parameters_and_moves_its_buffers_once() -> None:
+    workload, other = make(mlp), make(mlp)
+    loss, expected = MovingLoss(), MovingLoss()
+    planned = PlannedLoss(workload.model, loss, verify=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        results = planned(workload.batch), expected(other.model, other.batch)
+    for result in results:
+        result.backward()
     assert torch.equal(loss.scale.grad, expected.scale.grad)
     assert torch.equal(loss.mean, expected.mean)

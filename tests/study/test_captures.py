@@ -26,6 +26,7 @@ from autotune.study.captures import (
     MeasuredCapture,
     choose_capture,
     measure_undisturbed,
+    plan_within_budget,
     select_capture,
 )
 from autotune.testing.fake_runner import FakeRunner
@@ -120,6 +121,26 @@ def test_seconds_decide_where_eager_does_not_fit(tmp_path: Path):
     chosen = choose_capture(CONFIG, tmp_path / "run", runners.open, lines.append)
     assert (chosen.kernels, chosen.memory_format) == ("inductor", "channels_last")
     assert lines[0].endswith("; eager does not fit")
+
+
+def test_seconds_are_not_compared_with_ratios():
+    """Eager fits in one memory format only."""
+    ratio = MeasuredCapture("", "", "ok", 0.97, step_seconds=0.3)
+    seconds = MeasuredCapture("", "channels_last", "ok", None, step_seconds=0.4)
+    assert select_capture([ratio, seconds]) is ratio
+    faster = replace(ratio, time_ratio=0.3)
+    assert select_capture([seconds, faster]) is seconds
+
+
+def test_a_combination_whose_planning_time_ends_before_a_plan_fits_gets_the_smallest_plan(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("autotune.study.captures.PLANNING_SECONDS", -1.0)
+    planners = {"recompute": ["keep", "segments"], "reorder": ["keep"], "order": ["traced"]}
+    config = Config.model_validate({"workload": "w", "budget": "10%", "planners": planners})
+    runner = FakeRunner(graph=training_chain(30))
+    best, _ = plan_within_budget(config, runner.prepare(), runner.baseline())
+    assert best.settings["recompute"]["planner"] == "segments"
 
 
 def test_combinations_may_be_compared_on_another_config(tmp_path: Path):
@@ -307,23 +328,48 @@ def test_a_run_that_has_a_config_keeps_its_choice(tmp_path: Path):
     assert not runners.opened
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"threads": 4}, "threads 2, not 4"),
+        ({"memory_format": "channels_last"}, "memory_format none, not channels_last"),
+        ({"rebuild_price": 0.05}, "rebuild_price 0.5, not 0.05"),
+    ],
+)
+def test_a_value_that_the_user_names_is_not_replaced_by_the_recorded_choice(
+    tmp_path: Path, change: dict[str, Any], message: str
+):
+    files = RunDir(tmp_path / "run")
+    files.path.mkdir()
+    earlier = CONFIG.model_copy(update={"kernels": "inductor", "threads": 2, "rebuild_price": 0.5})
+    files.config.write_text(dump_config(earlier))
+    files.captures.write_text("[]")
+    with pytest.raises(ConfigError, match=f"contains a study for {message}; tune under another --name"):
+        choose(Runners(), tmp_path, CONFIG.model_copy(update=change))
+    assert choose(Runners(), tmp_path, CONFIG.model_copy(update={"threads": 2})) == ("inductor", "")
+
+
 def test_aten_is_a_name_for_the_default():
     assert Config.model_validate({"workload": "w", "kernels": "aten"}).kernels == ""
 
 
 @pytest.mark.parametrize("kind", [CaptureError, PlanError, StoreError])
 def test_a_combination_that_fails_is_recorded_and_the_others_are_measured(tmp_path: Path, kind: type[AutotuneError]):
-    class Failing(Runners):
-        @contextmanager
-        def open(self, config: Config) -> Iterator[CaptureRunner]:
-            if config.kernels:
-                raise kind("inductor cannot compile fused1; use --kernels aten")
-            with super().open(config) as runner:
-                yield runner
+    def fail(plan: Plan) -> Outcome:
+        if plan.kernels:
+            raise kind("inductor cannot compile fused1; use --kernels aten")
+        return Outcome.OK
 
-    assert choose(Failing(), tmp_path) == ("", "channels_last")
+    assert choose(Runners(outcome_of=fail), tmp_path) == ("", "channels_last")
     recorded = json.loads(RunDir(tmp_path / "run").captures.read_text())
     assert "inductor cannot compile" in recorded[1]["detail"]
+
+
+def test_a_full_disk_is_no_result_of_a_combination(tmp_path: Path):
+    runners = Runners(outcome_of=lambda plan: Outcome.DISK_FULL if plan.kernels else Outcome.OK)
+    with pytest.raises(StoreError, match=r"w\(\): the disk is full: .*; free space there, then run the command again"):
+        choose(runners, tmp_path)
+    assert len(json.loads(RunDir(tmp_path / "run").captures.read_text())) == 1
 
 
 def test_of_all_that_surely_beat_eager_s_kernels_the_fastest_wins():

@@ -291,9 +291,9 @@ def test_a_level_that_no_plan_meets_is_proposed_once_and_the_other_levels_are_pl
     class Coarse(DevicePlanning):
         """All of its plans for one of the even levels are too large."""
 
-        def propose(self, budget_bytes):
+        def propose(self, budget_bytes, seconds):
             asked.append(budget_bytes)
-            for candidate in super().propose(budget_bytes):
+            for candidate in super().propose(budget_bytes, seconds):
                 if budget_bytes != unmet or candidate.estimate.peak_bytes > unmet:
                     yield candidate
 

@@ -17,6 +17,7 @@ from autotune.records.run_dir import RunDir
 from autotune.records.trial import TrialKind, load_trials
 from autotune.study.batch.records import BatchSearch, StepSize, write_batch_search
 from autotune.study.events import Event, Logged
+from autotune.study.preparation import _locate_seeds
 from autotune.study.session import tune
 from autotune.testing.fake_runner import DEVICE, FakeRunner
 from autotune.testing.runner_contract import make_config
@@ -72,6 +73,42 @@ def test_an_upgraded_device_another_class_of_equal_ones_and_a_renamed_cpu_here_g
     run(tmp_path, second, device, trials=8)
     assert files.trials.read_bytes().startswith(before)
     assert files.trials.read_bytes() != before
+
+
+def test_a_study_that_goes_on_on_another_cpu_notes_it_and_its_plan_names_the_device_that_measured_it(tmp_path: Path):
+    run(tmp_path, None, DEVICE)
+    events: list[Event] = []
+    config = make_config(tmp_path, trials=8, moves=False)
+    result = tune(config, RunnerOn(device=OTHER), tmp_path / "run", progress=events.append, lasting=False)
+    (note,) = (event for event in events if isinstance(event, Logged) and event.store == "device")
+    assert "other settings: device: recorded Fake 9000, 2 cores, now Fake 8000, 4 cores;" in note.message
+    assert result.plan is not None
+    assert result.plan.device == DEVICE
+
+
+def test_a_study_on_this_machine_is_not_resumed_on_another_gpu(tmp_path: Path):
+    run(tmp_path, None, DEVICE, trials=2)
+    trials = RunDir(tmp_path / "run").trials
+    trials.write_text(trials.read_text().replace('"kind":"cpu"', '"kind":"cuda"'))
+    with pytest.raises(ConfigError, match=r"ran on Fake 9000 \(2 cores\), this device is Fake 8000 \(4 cores\);"):
+        run(tmp_path, None, replace(OTHER, kind="cuda"), trials=3)
+
+
+def test_a_study_whose_plans_offload_is_not_resumed_on_a_class_without_their_store(tmp_path: Path):
+    planners = {"recompute": ["keep"], "reorder": ["keep"], "order": ["traced"], "offload": ["window"]}
+    options: dict[str, Any] = {"planners": planners, "budget": "80%", "trials": 2, "moves": False}
+    config = make_config(tmp_path, on="a", stores={"ssd": "/a"}, **options)
+    tune(config, RunnerOn(store=True), tmp_path / "run", lasting=False)
+    with pytest.raises(ConfigError, match="plans offload to ssd, the stores of this device are none; resume"):
+        tune(make_config(tmp_path, on="b", **options), RunnerOn(), tmp_path / "run", lasting=False)
+
+
+def test_the_plan_of_a_measured_batch_size_is_a_seed_where_its_run_lies_now(tmp_path: Path):
+    plans, before = RunDir(tmp_path / "now").batch_plans, RunDir(tmp_path / "before").batch_plans
+    plans.mkdir(parents=True)
+    (plans / "16x1.json").touch()
+    assert _locate_seeds(str(before / "16x1.json"), tmp_path / "now") == plans / "16x1.json"
+    assert _locate_seeds(str(before / "8x1.json"), tmp_path / "now") == before / "8x1.json"
 
 
 def on_threads(count: int) -> Device:

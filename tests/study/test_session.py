@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -600,11 +601,12 @@ def test_no_trial_begins_after_the_time_limit_and_the_one_in_flight_ends(tmp_pat
 
 
 def test_planning_ends_with_the_time_of_the_study(tmp_path, slow, monkeypatch):
-    proposed = []
+    proposed, allowed = [], []
     propose = DevicePlanning.propose
 
-    def take_three_seconds(planning, budget_bytes):
-        for candidate in propose(planning, budget_bytes):
+    def take_three_seconds(planning, budget_bytes, seconds):
+        allowed.append(seconds)
+        for candidate in propose(planning, budget_bytes, seconds):
             slow.now += 3
             proposed.append(candidate)
             yield candidate
@@ -612,6 +614,7 @@ def test_planning_ends_with_the_time_of_the_study(tmp_path, slow, monkeypatch):
     monkeypatch.setattr(DevicePlanning, "propose", take_three_seconds)
     run(tmp_path, slow, trials=None, time="22s")  # of which 2 s are left, and a fifth of it would be 4.4 s
     assert len(proposed) == 1
+    assert max(allowed) <= 2
 
 
 def test_without_time_for_a_plan_the_baseline_is_kept_and_the_study_can_be_resumed(tmp_path, slow):
@@ -718,6 +721,19 @@ def test_a_seed_that_is_no_run_stops_the_study_in_one_line(tmp_path):
         run(tmp_path, seed_from=str(tmp_path))
 
 
+def test_a_resumed_study_whose_recorded_seeds_are_gone_goes_on_without_them(told, tmp_path):
+    source, path = tmp_path / "source", tmp_path / "run" / "trials.jsonl"
+    shutil.copytree(told[0] / "run", source)
+    run(tmp_path, trials=3, seed_from=str(source))
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))  # as if killed before the seeds
+    shutil.rmtree(source)
+    events: list[Event] = []
+    result = run(tmp_path, FakeRunner(), events, trials=4, seed_from=str(source))
+    (note,) = (event for event in events if isinstance(event, Logged) and event.store == "seeds")
+    assert note.message.startswith(f"the recorded seeds are left out: {source}: ")
+    assert not [trial for trial in result.trials if trial.kind == "seed"]
+
+
 def test_a_finished_study_runs_nothing_again(tmp_path):
     first = run(tmp_path, lasting=True)
     again = FakeRunner()
@@ -762,7 +778,7 @@ def test_more_trials_go_on_where_it_ended(tmp_path):
     assert len(stored(tmp_path).trials) == len(second.trials)
 
 
-@pytest.mark.parametrize("damage", ["missing", "torn", "of another version"])
+@pytest.mark.parametrize("damage", ["missing", "torn", "partly overwritten", "of another version"])
 def test_optuna_is_rebuilt_from_the_trials_on_disk(tmp_path, damage):
     moves = damage == "missing"  # once: what is rebuilt is the same
     first = run(tmp_path, lasting=True, moves=moves)
@@ -771,6 +787,13 @@ def test_optuna_is_rebuilt_from_the_trials_on_disk(tmp_path, damage):
         database.unlink()
     elif damage == "torn":
         database.write_bytes(b"not a database" * 1000)
+    elif damage == "partly overwritten":
+        with closing(sqlite3.connect(database)) as connection:
+            ((page,),) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'trials'")
+            ((nbytes,),) = connection.execute("PRAGMA page_size")
+        with database.open("r+b") as file:
+            file.seek((page - 1) * nbytes)
+            file.write(bytes(nbytes))
     else:
         with closing(sqlite3.connect(database)) as connection, connection:
             connection.execute("UPDATE alembic_version SET version_num = 'v2.6.0.a'")
@@ -899,6 +922,12 @@ def test_one_sigint_finishes_the_trial_and_writes_the_report(tmp_path):
     assert (tmp_path / "run" / "report.html").exists()
     assert len(load_trials(tmp_path / "run" / "trials.jsonl")) == 3
     assert planfile.read(tmp_path / "plans" / "run.json").plan is not None
+
+
+def test_one_sigint_ends_the_repeats_of_a_disturbed_measurement(tmp_path):
+    runner = FakeRunner(disturbed=lambda number: number > 1)
+    result = run_until_signalled(tmp_path, runner, signal.SIGINT)
+    assert (len(result.trials), len(runner.measured)) == (3, 2)
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGINT, signal.SIGINT], [signal.SIGTERM]])

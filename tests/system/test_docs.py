@@ -34,7 +34,7 @@ EXECUTED = ("sh", "python", "yaml", "crontab", "ini")
 SHORTER = [
     (r"--time \d+m", "--time 90s --trials 2"),
     (r"^( *)time: \d+m$", r"\1time: 40s"),
-    (r"^make tune$", "make tune CONFIG=my_model.yaml ARGS=--dry-run"),
+    (r"^make tune$", "make tune CONFIG=mlp.yaml ARGS=--dry-run"),
 ]
 """Replacements for a run in a test: the same commands, on less time. `make tune` tunes the page's own model."""
 
@@ -256,9 +256,9 @@ def run(command: list[str], place: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_of_a_page_runs(page: Path, workplace: Path):
-    (workplace / "my_model.yaml").write_text("workload: my_model.py:factory\nbudget: 65%\ntime: 90s\ntrials: 2\n")
     if page.name == "README.md":  # its first command tunes before the page has written its model
-        (source,) = (block for block in blocks(page) if block.title == "my_model.py")
+        (workplace / "mlp.yaml").write_text("workload: mlp.py:factory\nbudget: 65%\ntime: 90s\ntrials: 2\n")
+        (source,) = (block for block in blocks(page) if block.title == "mlp.py")
         (workplace / source.title).write_text(source.text)
     script: list[str] = []
     for block in blocks(page):

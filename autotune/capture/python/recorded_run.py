@@ -150,6 +150,7 @@ def _observe(
             _explained(run, name)
     finally:
         step.constants[:] = own
+    reads.ignore_stand_ins(swap.fakes)
     refuse_iterators(reads)
     return reads, swap
 

@@ -4,6 +4,7 @@ A change that the step itself reads alters the next step, so it is refused, and 
 change, such as a counter for a log, is reported once.
 """
 
+import itertools
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -70,22 +71,24 @@ def record_side_effects() -> Iterator[list[SideEffect]]:
 def _side_effects(effects: Any) -> Iterator[SideEffect]:
     from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
 
+    zeros: dict[fx.Node, torch.Tensor] = {}
     for changed in effects._get_modified_vars():
         if not isinstance(changed.mutation_type, (AttributeMutationExisting, ValueMutationExisting)):
             continue
         source = changed.source.name if changed.source is not None else ""
         stacks = effects.mutation_user_stacks.get(changed, [])
         for name, content in effects.store_attr_mutations.get(changed, {}).items():
-            yield SideEffect(_member(source, name), _content(content), _line(stacks, name))
+            yield SideEffect(_member(source, name), _content(content, zeros), _line(stacks, name))
         if source.endswith(("['_buffers']", "._buffers")):
             for key in _changed_keys(changed):
-                if _is_written_in_place(_items_by_key(changed)[key], f"{source}[{key!r}]"):
+                content = _items_by_key(changed)[key]
+                if _is_written_in_place(content, f"{source}[{key!r}]"):
                     continue
-                yield SideEffect(f"{source}[{key!r}]", _content(_items_by_key(changed)[key]), _line(stacks, str(key)))
+                yield SideEffect(f"{source}[{key!r}]", _content(content, zeros), _line(stacks, str(key)))
         elif isinstance(changed.mutation_type, ValueMutationExisting):
             if _is_restored(changed, source):
                 continue
-            yield SideEffect(source, _content(changed), _line(stacks, ""), container=True)
+            yield SideEffect(source, _content(changed, zeros), _line(stacks, ""), container=True)
 
 
 _SOURCE = "autotune_source"
@@ -158,17 +161,23 @@ def _is_restored(changed: Any, source: str) -> bool:
     )
 
 
-def _content(variable: Any) -> Any:
-    """Return a variable of Dynamo's as a Python object, with zeros for tensors; `UNKNOWN` where it has no content."""
+def _content(variable: Any, zeros: dict[fx.Node, torch.Tensor]) -> Any:
+    """Return a variable of Dynamo's as a Python object, with zeros for tensors; `UNKNOWN` where it has no content.
+
+    `zeros` gets those of each tensor, which a long list may contain many times.
+    """
     try:
         if variable.is_python_constant():
             return variable.as_python_constant()
         if variable.is_tensor():
-            example = variable.as_proxy().node.meta["example_value"]
-            return torch.zeros(example.shape, dtype=example.dtype, device=example.device)
+            node = variable.as_proxy().node
+            if node not in zeros:
+                example = node.meta["example_value"]
+                zeros[node] = torch.zeros(example.shape, dtype=example.dtype, device=example.device)
+            return zeros[node]
         if isinstance(variable.items, dict):
-            return {key: _content(content) for key, content in _items_by_key(variable).items()}
-        return variable.python_type()(map(_content, variable.items))
+            return {key: _content(content, zeros) for key, content in _items_by_key(variable).items()}
+        return variable.python_type()(_content(item, zeros) for item in variable.items)
     except Exception:  # noqa: BLE001 - Dynamo has dozens of kinds of variables, of which some have no content
         return UNKNOWN
 
@@ -299,14 +308,48 @@ def settle(traced: Trace, retrace: Callable[[], Trace]) -> Trace:
 
 
 def _is_read_container(effect: SideEffect, traced: TracedReads, retrace: Retrace) -> bool:
-    """Return whether the step runs differently on the content that it leaves in the container."""
+    """Return whether the step runs differently on the content that it leaves in the container, at once or much later."""
     if any(source.startswith(f"{effect.source}[") for source in traced.read):
         return True
     container = traced.sources.value(effect.source)
     if not isinstance(container, CONTAINERS) or _contains_unknown(effect.after):
         return True
-    with _fill_temporarily(container, effect.after):
-        return retrace(frozenset()).text != traced.text
+    numbers = _changed_numbers(container, effect.after)
+    for content in (effect.after, *_grown_contents(container, effect.after)):
+        with _fill_temporarily(container, content):
+            if retrace(frozenset()).text != traced.text:
+                return True
+    if not numbers:
+        return False
+    later = effect.after.copy()
+    for key, number in numbers.items():
+        later[key] = number + 7
+    symbols = frozenset(f"{effect.source}[{key!r}]" for key in numbers)
+    # as of attributes: with a symbol in the place of a number a use by anything but its own change shows
+    with _fill_temporarily(container, later):
+        again = retrace(symbols)
+    return bool(symbols & again.read) or again.branches
+
+
+def _changed_numbers(before: Any, after: Any) -> dict[int | str, int | float]:
+    """Return the numbers that the step changes in a container, by key or position, without those that it appends."""
+    content = after if isinstance(after, dict) else dict(zip(range(len(before)), after, strict=False))
+    changed = _changed_content(before, after) or []
+    return {key: content[key] for key in changed if type(key) in (int, str) and type(content.get(key)) in (int, float)}
+
+
+_LATER_LENGTHS = 1024, 2000
+"""Lengths of a growing list with which the step is traced again: any usual period divides one of them."""
+
+
+def _grown_contents(before: Any, after: Any) -> list[list[Any]]:
+    """Return the contents of a list that grows in each step, so that the next step ends with each of `_LATER_LENGTHS`."""
+    growth = len(after) - len(before)
+    if not isinstance(after, (list, deque)) or growth <= 0:
+        return []
+    added = list(after)[-growth:]
+    missing = [length - growth - len(after) for length in _LATER_LENGTHS]
+    return [[*after, *itertools.islice(itertools.cycle(added), count)] for count in missing if count > 0]
 
 
 def _is_as_before(effect: SideEffect, sources: Sources) -> bool:

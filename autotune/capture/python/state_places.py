@@ -1,13 +1,15 @@
 """Define the parts of the Python state that a step reads and changes."""
 
 import contextlib
+import gc
 import inspect
 import pickle
 import random
+import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,14 @@ from torch import nn
 MISSING = object()
 """Value of an attribute that does not exist."""
 MOST_NOTED_BYTES = 1 << 24
-"""Largest array whose content is noted: a step that reads a data set must not copy it."""
+"""Largest array whose content is noted, and most bytes noted within containers: a step must not copy a data set."""
+MOST_NOTED_DEPTH = 6
+"""Largest number of containers around one whose content is noted."""
+_NOTE_BYTES = 512
+"""Approximate bytes of a note, besides the content."""
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict, types.MappingProxyType)
+_NOTED = (list, tuple, dict, set, deque)
+"""Containers whose content may change, and tuples, which may contain such."""
 
 
 @dataclass(slots=True)
@@ -97,6 +105,16 @@ class StateReads:
             change.restore()
         self.clear_caches()
 
+    def ignore_stand_ins(self, stand_ins: Mapping[int, torch.Tensor]) -> None:
+        """Count a module's own tensor as unchanged where the step assigns its stand-in, as `+=` and `.to(device)` do.
+
+        `stand_ins` has the tensor of the run for each real one, by the id of the real one.
+        """
+        for change in self.changes:
+            is_assigned = id(change.before) in stand_ins and stand_ins[id(change.before)] is change.after
+            if is_assigned and module_table(change.place.owner, change.place.key) is not None:
+                change.is_read = False
+
     def clear_caches(self) -> None:
         """Empty each cache that the step filled, because it holds fake tensors."""
         for function, misses in self.caches.values():
@@ -167,22 +185,73 @@ def is_small_array(value: Any, place: Place) -> bool:
     return isinstance(value, np.ndarray) and bool(place.line) and value.nbytes <= MOST_NOTED_BYTES
 
 
-def collect_changes(
-    writes: Mapping[tuple[int, str], tuple[Place, Any]],
-    containers: Mapping[int, tuple[Place, Any, Any]],
-    read: Set[tuple[int, str]],
-) -> list[Change]:
+class NotedContainers:
+    """Containers that a step reads, and those within them, each with its content before the step."""
+
+    def __init__(self) -> None:
+        self._noted: dict[int, tuple[Place, Any, Any]] = {}
+        self._untracked: set[int] = set()
+        self._bytes = 0  # of notes within other containers
+
+    def note(self, place: Place, value: Any, depth: int = 0) -> None:
+        """Note a container's content, to detect changes of it; that of an array only where the user's code reads it.
+
+        `depth` is the number of containers around it.
+        """
+        is_array = isinstance(value, np.ndarray)
+        if id(value) in self._noted or not (is_small_array(value, place) if is_array else isinstance(value, _NOTED)):
+            return
+        if depth and not isinstance(value, tuple):
+            size = _NOTE_BYTES + (value.nbytes if is_array else sys.getsizeof(value))
+            if self._bytes + size > MOST_NOTED_BYTES:
+                return
+            self._bytes += size
+        content = plain_content(value)
+        if not isinstance(value, tuple):
+            self._noted[id(value)] = place, value, content
+            if not gc.is_tracked(value):
+                self._untracked.add(id(value))
+        if depth == MOST_NOTED_DEPTH or isinstance(value, (set, np.ndarray)):
+            return
+        owner, kinds = place.owner if isinstance(value, tuple) else value, (*_NOTED, np.ndarray)
+        for key, part in content.items() if isinstance(content, dict) else enumerate(content):
+            if isinstance(part, kinds):
+                self.note(replace(place, owner=owner, name=f"{place.name}[{key!r}]"), part, depth + 1)
+
+    def drop(self, fresh: set[int]) -> None:
+        """Drop the containers that the step makes itself, and those of objects that it makes; `fresh` has their ids."""
+        # the collector lists a dictionary of plain values only once the step adds an object to it
+        dropped = fresh - self._untracked
+        for number, (place, _, _) in list(self._noted.items()):  # a container precedes those within it
+            if {number, id(place.owner)} & dropped:
+                dropped.add(number)
+                del self._noted[number]
+
+    def changes(self) -> list[Change]:
+        """Return the containers whose content differs now."""
+        changes = []
+        for place, value, before in self._noted.values():
+            after = plain_content(value)
+            if not is_same(before, after):
+                changes.append(Change(place, before, after, container=value, is_read=True))
+        return changes
+
+
+def collect_changes(writes: Mapping[tuple[int, str], tuple[Place, Any]], read: Set[tuple[int, str]]) -> list[Change]:
     """Return what differs now from the values before; `read` has the places of `writes` that a following step reads."""
     changes = []
     for key, (place, before) in writes.items():
         after = place.read()
         if not is_same(before, after):
             changes.append(Change(place, before, after, container=None, is_read=key in read))
-    for place, value, before in containers.values():
-        after = plain_content(value)
-        if not is_same(before, after):
-            changes.append(Change(place, before, after, container=value, is_read=True))
     return changes
+
+
+def module_table(owner: Any, key: str) -> dict[str, Any] | None:
+    """Return the table of a module that has a parameter, a buffer or a layer of this name; None if there is none."""
+    attributes = instance_dict(owner) if isinstance(owner, nn.Module) else {}
+    tables: list[dict[str, Any]] = [attributes.get(table, {}) for table in ("_parameters", "_buffers", "_modules")]
+    return next((table for table in tables if key in table), None)
 
 
 def generator_state(generator: Any) -> Any:
@@ -232,14 +301,12 @@ def assign(place: Place, value: Any) -> None:
             owner[key] = value
         return
     attributes = instance_dict(owner)
-    if isinstance(owner, nn.Module):
-        for table in ("_parameters", "_buffers", "_modules"):
-            if key in attributes[table]:
-                if value is MISSING:
-                    del attributes[table][key]
-                else:
-                    attributes[table][key] = value
-                return
+    if (table := module_table(owner, key)) is not None:
+        if value is MISSING:
+            del table[key]
+        else:
+            table[key] = value
+        return
     if value is not MISSING:
         object.__setattr__(owner, key, value)
     elif isinstance(inspect.getattr_static(type(owner), key, None), types.MemberDescriptorType):  # of `__slots__`

@@ -12,7 +12,6 @@ import random
 import sys
 import threading
 import types
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -46,14 +45,14 @@ from autotune.capture.python.functions import (
 from autotune.capture.python.state_places import (
     CONTAINERS,
     MISSING,
+    NotedContainers,
     Place,
     StateReads,
     assign,
     collect_changes,
-    fill,
     instance_dict,
     is_same,
-    is_small_array,
+    module_table,
     plain_content,
 )
 from autotune.capture.python.unrecorded import Draws
@@ -71,7 +70,8 @@ class Recorder:
         self._functions = Functions()
         self._unreported = Unreported()
         self._writes: dict[tuple[int, str], tuple[Place, Any]] = {}
-        self._containers: dict[int, tuple[Place, Any, Any]] = {}
+        self._containers = NotedContainers()
+        self._tables: dict[int, Any] = {}  # owners of dictionaries that the step reads, by the ids of these
         self._augmented: set[tuple[int, str]] = set()
         self._draws = Draws()
         self._active = False
@@ -99,7 +99,7 @@ class Recorder:
                 self._note_unreported()
                 self._drop(fresh)
                 self._writes = self.result.find_unreported_writes() | self._writes
-                self.result.changes += collect_changes(self._writes, self._containers, set(self.result.reads))
+                self.result.changes += collect_changes(self._writes, self._read_places()) + self._containers.changes()
                 self.result.draws = self._draws.restore()
                 self._restore()
         finally:
@@ -146,7 +146,7 @@ class Recorder:
             self._unreported.add_namespace(value, name)
             for key, part in vars(value).items():
                 self._meet(part, f"{name}.{key}")
-                self._note_content(Place(value, key, "attribute", f"{name}.{key}", ""), part)
+                self._containers.note(Place(value, key, "attribute", f"{name}.{key}", ""), part)
         elif isinstance(value, (random.Random, np.random.RandomState, np.random.Generator)):
             self._draws.add(value, name)
         elif is_recordable(type(value)):
@@ -233,13 +233,11 @@ class Recorder:
         place = (id(owner), key)
         if place in self.result.reads or place in self._writes:
             return
-        if isinstance(owner, nn.Module):
-            attributes = instance_dict(owner)
-            for table in ("_parameters", "_buffers", "_modules"):
-                if key in attributes.get(table, ()):
-                    name, line = f"{self._name(owner)}.{key}", user_line(sys._getframe(2))
-                    self._record(Place(attributes[table], key, "entry", name, line), attributes[table][key])
-                    return
+        if (table := module_table(owner, key)) is not None:
+            self._tables[id(table)] = owner
+            name, line = f"{self._name(owner)}.{key}", user_line(sys._getframe(2))
+            self._record(Place(table, key, "entry", name, line), table[key])
+            return
         self._active = False
         try:
             value = getattr(owner, key, MISSING)
@@ -274,14 +272,7 @@ class Recorder:
         self.result.reads[id(place.owner), place.key] = place, value
         self._keep.append(place.owner)
         self._meet(value, place.name)
-        self._note_content(place, value)
-
-    def _note_content(self, place: Place, value: Any) -> None:
-        """Note a container's content before the step, to detect changes of it; that of an array only where it is read."""
-        is_noted = isinstance(value, (list, dict, set, deque)) or is_small_array(value, place)
-        if is_noted and id(value) not in self._containers:
-            self._containers[id(value)] = place, value, plain_content(value)
-            self._keep.append(value)
+        self._containers.note(place, value)
 
     def _name(self, owner: Any) -> str:
         return self._names.get(id(owner)) or f"{type(owner).__name__} object"
@@ -299,7 +290,7 @@ class Recorder:
         for owner, key, part in parts:
             name = f"{owner.__name__}.{key}"
             self._meet(part, name)
-            self._note_content(Place(owner, key, "attribute", name, ""), part)
+            self._containers.note(Place(owner, key, "attribute", name, ""), part)
 
     def _is_augmented(self, frame: Any, key: str) -> bool:
         """Return whether a read is that of `x.key += ...`, whose result goes nowhere but into the attribute."""
@@ -362,6 +353,7 @@ class Recorder:
                 value = getattr(value, key, None)
             else:
                 if isinstance(value, types.FunctionType) and key in vars(value):
+                    self._tables[id(vars(value))] = value
                     self._record(Place(vars(value), key, "item", f"{name}.{key}", user_line(frame)), vars(value)[key])
                 return
 
@@ -381,13 +373,19 @@ class Recorder:
             if not is_same(before, after):
                 self._writes[key] = place, before
 
+    def _read_places(self) -> set[tuple[int, str]]:
+        """Return the places that the step reads, an entry of a module's table also as an attribute of the module."""
+        entries = {(id(self._tables[table]), key) for table, key in self.result.reads if table in self._tables}
+        return {*self.result.reads, *entries}
+
     def _drop(self, fresh: set[int]) -> None:
         """Drop what concerns objects that the step makes itself."""
+        # a dictionary that an object keeps is listed as new once it gets its first object
+        fresh = fresh - {table for table, owner in self._tables.items() if id(owner) not in fresh}
         for table in (self.result.reads, self._writes):
             for place in [place for place in table if place[0] in fresh]:
                 del table[place]
-        for number in [number for number, noted in self._containers.items() if {number, id(noted[0].owner)} & fresh]:
-            del self._containers[number]
+        self._containers.drop(fresh)
         for place in self._augmented:
             self.result.reads.pop(place, None)
 
@@ -395,6 +393,5 @@ class Recorder:
         self.result.clear_caches()
         for place, before in self._writes.values():
             assign(place, before)
-        for _, value, before in self._containers.values():
-            if not is_same(before, plain_content(value)):
-                fill(value, before)
+        for change in self._containers.changes():
+            change.restore()

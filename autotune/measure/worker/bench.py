@@ -235,8 +235,8 @@ class Bench:
         timing = self._timing
         digests = self._hash_steps(timing.step, done=timing.steps)
         timing.steps, timing.is_rested = HASHED_STEPS, False
-        # malloc returns its memory below, an arena does not
-        timing.unmeasured = UNMEASURED_STEPS if timing.arena is None else 0
+        # malloc returns its memory below, an arena with a layout does not
+        timing.unmeasured = 0 if timing.arena is not None and timing.arena.bytes else UNMEASURED_STEPS
         self._eager.drop_gradients()
         release_memory()
         if timing.rests:

@@ -302,6 +302,13 @@ Block* create_block(int64_t bytes) {
   return block;
 }
 
+// Lock, because a data loader may fork while another thread holds the lock, and its child allocates too. Release idle
+// pages: the child would keep each one that a later step overwrites, and the system would charge for both.
+void prepare_fork() {
+  mutex.lock();
+  for (Block* block : blocks) release_idle(*block);
+}
+
 }  // namespace
 
 extern "C" {
@@ -309,8 +316,7 @@ extern "C" {
 void arena_install() {
   if (original != nullptr) return;
   original = c10::GetCPUAllocator();
-  // a data loader may fork while another thread holds the lock, and its child allocates too
-  pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); }, [] { mutex.unlock(); });
+  pthread_atfork(prepare_fork, [] { mutex.unlock(); }, [] { mutex.unlock(); });
   c10::SetCPUAllocator(&replay, 255);
 }
 

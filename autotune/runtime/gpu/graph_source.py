@@ -1,7 +1,12 @@
 """Generate the two functions of a step in CUDA graphs: one that captures the graphs, one that replays them."""
 
+from typing import Any
+
 from autotune.capture.program import Program
+from autotune.ir.graph import Op
 from autotune.ir.schedule import Free, Instruction, Offload, Prefetch, Run, Schedule
+from autotune.kernels.compiled_region import CompiledRegion
+from autotune.kernels.region_program import overwrite
 from autotune.runtime.codegen import StepWriter
 from autotune.runtime.gpu.joint_updates import JointUpdates
 from autotune.runtime.gpu.step_split import Part, SplitStep
@@ -36,12 +41,11 @@ class GraphWriter(StepWriter):
                 is_open = False
                 lines += self._lend(index)
             if isinstance(instruction, Run):
-                reused, outputs = instruction.reuses_buffer_of, self._program.graph.ops[instruction.op].outputs
-                deleted.update(outputs)
+                reused, op = instruction.reuses_buffer_of, self._program.graph.ops[instruction.op]
+                deleted.update(op.outputs)
                 if reused is not None and reused not in deleted:
                     # the host's output goes into this memory: the name keeps it from reuse until the output is freed
-                    values = self._program.graph.values
-                    holder = next(v for v in outputs if values[v].nbytes == values[reused].nbytes)
+                    holder = self._find_holder(op, reused)
                     lines.append(f" v{holder} = v{reused}; del v{reused}")
                     deleted.add(reused)
                     deleted.discard(holder)
@@ -64,6 +68,16 @@ class GraphWriter(StepWriter):
         body.update_pending()
         body.lines += [*self._borrow(len(self._split.parts)), f" return {self.results()}"]
         return "\n".join([f"def replay({self.parameters()}):", *body.lines]) + "\n"
+
+    def _find_holder(self, op: Op, reused: int) -> int:
+        """Return the output of an op that lies in the memory of the value that it reuses."""
+        call, values = self._program.calls[op.id], self._program.graph.values
+        if isinstance(call.target, CompiledRegion):
+            # it chooses by exact bytes, and those of `values` are rounded to whole blocks
+            region: Any = overwrite(call, reused).target
+            number: int = region.target
+            return op.outputs[number]
+        return next(v for v in op.outputs if values[v].nbytes == values[reused].nbytes)
 
     def _instructions(self) -> list[tuple[Part, Instruction]]:
         return list(zip(self._split.parts, self._schedule.instructions, strict=True))

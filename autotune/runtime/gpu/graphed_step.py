@@ -110,9 +110,16 @@ class GraphedStep:
         self._steps += 1
         return tuple(result.clone() if isinstance(result, torch.Tensor) else result for result in results)
 
+    def release(self) -> None:
+        """Release the graphs and their memory; a later step captures them again."""
+        if self._recorder is None or self.problem:  # the optimizer's state may lie in that memory, see `_check_state`
+            return
+        self._scope.clear()  # its functions refer to it, and it refers to the recorder
+        self._recorder, self._scope, self._inputs = None, {}, []
+
     def _capture(self, inputs: Sequence[Any]) -> None:
         """Capture the graphs; if that fails, set `problem` and warn."""
-        self._recorder, self._scope = None, {}  # releases the memory of earlier graphs
+        self.release()
         if self.captures == MAX_CAPTURES:
             self._give_up(f"its parameters have moved in memory {MAX_CAPTURES} times")
             return

@@ -2,6 +2,7 @@
 
 Both steps start from the same state. Tensors that differ in any bit go through the relative gate (`gates`), which needs
 further eager runs. The user's objects end in the state of the planned step, or of the eager step if the gate refuses it.
+After any other failure they are as before the step.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -86,32 +87,33 @@ class Verifier:
         """
         self._refuse_hooks()
         before = self._snapshot()
-        expected = self._record(partial(eager, rebuild_batch(batch)))
-        after = self._snapshot()
-        expected |= after.named
-        before.restore()
-        results, differing = self._run_planned(planned, expected)
-        self.comparison = "bit-equal to eager"
-        if differing:
-            planned_state = self._snapshot()
-            try:
+        try:
+            expected = self._record(partial(eager, rebuild_batch(batch)))
+            after = self._snapshot()
+            expected |= after.named
+            before.restore()
+            results, differing = self._run_planned(planned, expected)
+            comparison, refusal = "bit-equal to eager", ""
+            if differing:
+                planned_state = self._snapshot()
                 shares, gate = self._gate(before, partial(self._run_eager, eager, batch), expected, differing)
                 name = gates.worst_tensor(shares, _FIRST)
                 comparison = f"{gate}, worst {shares[name]:.2g} of the bound"
                 if not shares[name] <= 1.0:
                     comparison = self._compare_regions(before, regions, expected, differing) if regions else ""
-            except BaseException:
-                after.restore()
-                raise
-            if not comparison:
-                after.restore()
-                remedy = "plan with --kernels aten" if regions else "train without the plan"
-                raise NumericsError(
-                    f"verified step {1 + self._done.get(key, 0)}: {name} is off by {shares[name]:.3g} of its bound ({gate}), "
-                    f"and model and optimizer hold eager's step; {remedy}, or report the model"
-                )
-            planned_state.restore()
-            self.comparison = comparison
+                    refusal = f"{name} is off by {shares[name]:.3g} of its bound ({gate})"
+                (planned_state if comparison else after).restore()
+        except BaseException:
+            if self._has_memory():
+                before.restore()  # else a caller that repeats the step would update twice
+            raise
+        if not comparison:
+            remedy = "plan with --kernels aten" if regions else "train without the plan"
+            raise NumericsError(
+                f"verified step {1 + self._done.get(key, 0)}: {refusal}, and model and optimizer hold eager's step; "
+                f"{remedy}, or report the model"
+            )
+        self.comparison = comparison
         self._done[key] = self._done.get(key, 0) + 1
         return results
 
@@ -121,7 +123,7 @@ class Verifier:
         owner = "every optimizer's step" if everywhere else f"{type(optimizer).__name__}'s step"
         if optimizer is not None and (everywhere or any(getattr(optimizer, name, None) for name in HOOKS)):
             raise ConfigError(
-                f"verify runs each step twice, and with it the hooks of {owner}; remove them for the "
+                f"verify runs each step at least twice, and with it the hooks of {owner}; remove them for the "
                 "verified steps, or pass verify=False"
             )
 
@@ -130,6 +132,11 @@ class Verifier:
 
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
         return named_tensors(self._model, self._optimizer, self._loss_fn)
+
+    def _has_memory(self) -> bool:
+        """Return whether every tensor of the state has memory; a step that offloads may fail before all are back."""
+        tensors = [tensor for _, tensor in self._named() if tensor.layout is torch.strided]
+        return all(tensor.untyped_storage().nbytes() > 0 or not tensor.numel() for tensor in tensors)
 
     def _record(self, run: Callable[[GradientCallback], Any]) -> Tensors:
         """Run a step; return its results and gradients by name."""

@@ -60,7 +60,10 @@ def describe_search(search: BatchSearch) -> list[str]:
 
 
 def size_rows(search: BatchSearch) -> list[tuple[str, ...]]:
-    """Return a row under `SIZE_COLUMNS` for each measured size, the smallest first; bytes exclude the idle process."""
+    """Return a row under `SIZE_COLUMNS` for each measured size, the smallest first; bytes exclude the idle process.
+
+    The bytes of a plan that did not run are its estimated peak, marked with `~`.
+    """
     ordered = sorted(search.measured, key=lambda each: (each.size.accumulate, each.size.batch))
     return [_row(search, each) for each in ordered]
 
@@ -74,15 +77,16 @@ def _best_sides(search: BatchSearch) -> list[tuple[str, MeasuredSize, SideResult
 
 def _row(search: BatchSearch, measured: MeasuredSize) -> tuple[str, ...]:
     verdict = "CHOSEN" if measured.size == search.chosen else _verdict(measured)
-    sides = (*_side_cells(measured.eager), *_side_cells(measured.plan))
+    mark = "~" if measured.has_estimated_charge else ""
+    sides = (*_side_cells(measured.eager), *_side_cells(measured.plan, mark))
     return str(measured.size), str(measured.size.samples), *sides, verdict
 
 
-def _side_cells(side: SideResult | None) -> tuple[str, str]:
+def _side_cells(side: SideResult | None, mark: str = "") -> tuple[str, str]:
     if side is None:
         return "-", "-"
     rate = "-" if side.rate is None or not side.fits else f"{side.rate.middle:.1f}"
-    return mib(side.charged_bytes), rate
+    return f"{mark}{mib(side.charged_bytes)}", rate
 
 
 def _verdict(measured: MeasuredSize) -> str:

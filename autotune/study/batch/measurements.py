@@ -12,9 +12,16 @@ from autotune.records import plan_file as planfile
 from autotune.records.budget import Budget, format_step_budget, tolerated_bytes
 from autotune.records.config import Config
 from autotune.records.measurement import Measurement, Outcome, apply_budget
-from autotune.records.run_dir import RunDir
+from autotune.records.run_dir import RunDir, resume_command
 from autotune.study.batch.records import BatchSearch, MeasuredSize, SideResult, StepSize
-from autotune.study.captures import AIM, CaptureRunner, OpenRunner, measure_undisturbed, plan_within_budget
+from autotune.study.captures import (
+    AIM,
+    CaptureRunner,
+    OpenRunner,
+    measure_undisturbed,
+    plan_within_budget,
+    refuse_cut_off,
+)
 from autotune.study.verdicts.ranking import estimate_overhead
 from autotune.workloads.loop import Loop
 
@@ -23,7 +30,9 @@ CACHE_BYTES, CACHE_SHARE = 64 * 2**20, 0.02
 KILLED_AIM = 0.95
 """Factor on the bytes to plan for after the limit ended the process of a plan that should have fitted."""
 _FAILURES = (CaptureError, ConfigError, InfeasibleError, NumericsError, PlanError, StoreError)
-"""Errors that are recorded as the result of a batch size; at the workload's own size they are raised."""
+"""Errors that are recorded as the result of a batch size; at the workload's own size they are raised.
+
+A StoreError is recorded only of a plan: elsewhere eager's results do not fit on the disk, or a directory is missing."""
 
 
 def config_at_size(
@@ -78,7 +87,11 @@ def plan_path(run_dir: Path, size: StepSize) -> Path:
 
 
 class SizeMeasurer:
-    """Measures sizes of one search; a size that cannot run is a result, not an error."""
+    """Measures sizes of one search; a size that cannot run is a result, not an error.
+
+    Every measurement raises StoreError for a full disk, and WorkerError for a process that a signal from outside ended:
+    neither is recorded as the result of a size, so a later session measures it again.
+    """
 
     def __init__(self, config: Config, argument: str, loop: Loop, run_dir: Path, open_runner: OpenRunner) -> None:
         self._config, self._argument, self._loop = config, argument, loop
@@ -101,7 +114,7 @@ class SizeMeasurer:
                     floor_bytes=prepared.floor_bytes, baseline_step_bytes=0
                 )
             search = replace(search, floor_bytes=prepared.floor_bytes, budget_bytes=budget_bytes)
-            return search.add(self._measure_sides(config, runner, search, size, began))
+            return self._add(search, *self._measure_sides(config, runner, search, size, began))
 
     def measure_eager(self, search: BatchSearch, size: StepSize) -> BatchSearch:
         """Measure plain eager alone at a size."""
@@ -109,19 +122,38 @@ class SizeMeasurer:
         try:
             with self._open_runner(self._config_at(size, search.budget, search.limit_bytes)) as runner:
                 eager = _judge_eager(runner.baseline(), search, size)
+        except StoreError:  # no plan ran that could be its cause
+            raise
         except _FAILURES as error:
             eager = _describe_failure(error)
-        return search.add(MeasuredSize(size, eager, seconds=time.monotonic() - began))
+        return self._add(search, MeasuredSize(size, eager, seconds=time.monotonic() - began))
 
     def measure_plan(self, search: BatchSearch, size: StepSize) -> BatchSearch:
         """Measure the planners' plan for the budget at a size, and eager beside it."""
-        began = time.monotonic()
+        began, is_prepared = time.monotonic(), False
         config = self._config_at(size, search.budget, search.limit_bytes)
+        file: planfile.PlanFile | None = None
         try:
             with self._open_runner(config) as runner:
-                measured = self._measure_sides(config, runner, search, size, began)
+                runner.prepare()
+                is_prepared = True
+                measured, file = self._measure_sides(config, runner, search, size, began)
         except _FAILURES as error:
+            if isinstance(error, StoreError) and not is_prepared:
+                raise
             measured = MeasuredSize(size, None, _describe_failure(error), seconds=time.monotonic() - began)
+        return self._add(search, measured, file)
+
+    def _add(self, search: BatchSearch, measured: MeasuredSize, file: planfile.PlanFile | None = None) -> BatchSearch:
+        """Write the plan file of a result, and return the search with the result."""
+        run_dir, name = self._run_dir, f"{self._config.ref}: {self._argument}={measured.size}"
+        is_recorded = RunDir(run_dir).batch_search.exists()
+        go_on = f"continue with: {resume_command(run_dir)}" if is_recorded else "run the command again"
+        for side in (measured.eager, measured.plan):
+            if side is not None:
+                refuse_cut_off(name, side.outcome, side.detail, go_on)
+        if file is not None:
+            planfile.write(plan_path(run_dir, measured.size), file, remedy=f"free space there, then {go_on}")
         return search.add(measured)
 
     def _config_at(self, size: StepSize, budget: str, limit_bytes: int | None) -> Config:
@@ -129,8 +161,11 @@ class SizeMeasurer:
 
     def _measure_sides(
         self, config: Config, runner: CaptureRunner, search: BatchSearch, size: StepSize, began: float
-    ) -> MeasuredSize:
-        """Measure eager and a plan; a plan that exceeds the budget is replaced once by a smaller one."""
+    ) -> tuple[MeasuredSize, planfile.PlanFile | None]:
+        """Measure eager and a plan; a plan that exceeds the budget is replaced once by a smaller one.
+
+        The plan file is None unless the plan ran to its end within the budget.
+        """
         prepared, baseline = runner.prepare(), runner.baseline()
         eager = _judge_eager(baseline, search, size)
         aim = min(AIM, 1 / (1 + estimate_overhead(search.overheads))) if search.overheads else AIM
@@ -140,14 +175,15 @@ class SizeMeasurer:
             lower, _ = plan_within_budget(config, prepared, baseline, lower_aim)
             if lower.plan != candidate.plan:
                 candidate, result = lower, _measure_candidate(config, runner, lower, budget_bytes)
+        file: planfile.PlanFile | None = None
         if result.outcome is Outcome.OK:
             file = _to_plan_file(config, prepared, candidate, result, budget_bytes)
-            planfile.write(plan_path(self._run_dir, size), file, remedy="free space there, then run the command again")
         plan = SideResult.from_measurement(size, result)
         if not result.step_seconds and plan.charged_bytes is None and result.outcome is Outcome.OVER_BUDGET:
             plan = replace(plan, charged_bytes=candidate.estimate.peak_bytes)
         seconds, estimated_bytes = time.monotonic() - began, candidate.estimate.peak_bytes
-        return MeasuredSize(size, eager, plan, estimated_bytes, result.verified, result.limit, seconds)
+        measured = MeasuredSize(size, eager, plan, estimated_bytes, result.verified, result.limit, seconds)
+        return measured, file
 
 
 def _to_plan_file(

@@ -13,6 +13,7 @@ from autotune.records.json_codec import read_whole, write_whole
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import RunDir
 from autotune.study.batch.estimate import BatchEstimate
+from autotune.study.verdicts.ranking import ratio_noise
 from autotune.study.verdicts.statistics import block_means, median_interval
 
 SCHEMA = 1
@@ -54,7 +55,7 @@ class SampleRate:
     low: float
     high: float
     basis: str = ""
-    """Basis of the interval: `95 % of 8`, or `range of 4` for too few blocks."""
+    """Basis of the interval: `95 % of 8`, `range of 4` for too few blocks, or `expected noise` for one."""
 
     @classmethod
     def from_seconds(cls, samples: int, seconds: Sequence[float]) -> "SampleRate | None":
@@ -68,7 +69,12 @@ class SampleRate:
         if not seconds:
             return None
         interval = median_interval(block_means(seconds))
-        return cls(samples / interval.middle, samples / interval.high, samples / interval.low, interval.basis)
+        if interval.samples == 1:  # one block does not show its noise
+            noise = ratio_noise(Measurement(Outcome.OK, step_seconds=tuple(seconds)))
+            low, high = interval.middle * (1 - noise), interval.middle * (1 + noise)
+            interval = replace(interval, low=low, high=high, samples=0)
+        basis = interval.basis or "expected noise"
+        return cls(samples / interval.middle, samples / interval.high, samples / interval.low, basis)
 
     def __str__(self) -> str:
         return f"{self.middle:.1f} samples/s ({self.low:.1f} to {self.high:.1f})"
@@ -118,6 +124,13 @@ class MeasuredSize:
     """Mechanism that enforced the limit; empty for none."""
     seconds: float = 0.0
     """Duration of capture, planning and measurement."""
+
+    @property
+    def has_estimated_charge(self) -> bool:
+        """True if the plan did not run, so that its charge is its estimated peak."""
+        if self.plan is None or self.plan.rate is not None or self.estimated_bytes is None:
+            return False
+        return self.plan.charged_bytes == self.estimated_bytes
 
     def merge(self, later: "MeasuredSize") -> "MeasuredSize":
         """Return this record with what was measured later; a side that was not measured again stays."""

@@ -102,7 +102,7 @@ class BudgetLevels:
         """Return the fastest plan that meets a target by estimate; None where the planners' plans all exceed it."""
         until = time.monotonic() + self._seconds
         fastest: Candidate | None = None
-        for candidate in self._planning.propose(target_bytes):
+        for candidate in self._planning.propose(target_bytes, self._seconds):
             fits = candidate.estimate.peak_bytes <= target_bytes
             if fits and (fastest is None or candidate.estimate.seconds < fastest.estimate.seconds):
                 fastest = candidate

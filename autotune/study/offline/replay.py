@@ -98,8 +98,8 @@ class RecordedPlanning:
     def find_smallest(self) -> Candidate:
         return self._candidate(next(point for point in self.landscape.points if point.kind == TrialKind.SMALLEST))
 
-    def propose(self, budget_bytes: int) -> Iterator[Candidate]:
-        del budget_bytes  # the record has one budget
+    def propose(self, budget_bytes: int, seconds: float = math.inf) -> Iterator[Candidate]:
+        del budget_bytes, seconds  # the record has one budget
         proposed: set[str] = set()
         for point in self.landscape.points:
             if self.planners and point.kind == TrialKind.PLANNER and point.plan not in proposed:

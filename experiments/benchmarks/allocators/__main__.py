@@ -190,7 +190,7 @@ class AllocatorRow:
 def build_rows(record: Mapping[str, Any]) -> list[AllocatorRow]:
     """Return the figures of each allocator.
 
-    A preloaded malloc returns no memory on request, so it has no floor of its own to measure: it gets glibc's.
+    A preloaded malloc keeps a part of the freed memory in its floor. That part is its own waste, so it gets glibc's floor.
     """
     rows = []
     predicted = record["predicted_step_bytes"]

@@ -205,7 +205,7 @@ class ModelFrontier:
 
         Plans in the same format as the peers are among them, and on both kinds of kernels: estimates that rank these may be
         wrong. Where memory is too small for all, fewer plans with nearly equal estimates are timed, then plans for fewer budgets,
-        and then none in another format. A process that waits holds up to eager's bytes, because tcmalloc keeps its pages.
+        and then none in another format. A process that waits is counted with eager's bytes, of which tcmalloc keeps a part.
         """
         eager = self.record["peers"][EAGER]
         most = int(MEMORY_SHARE * psutil.virtual_memory().total / (eager["floor_bytes"] + eager["step_peak_bytes"]))

@@ -74,6 +74,21 @@ def method_of(peer: str) -> str:
     return peer.removesuffix(CHANNELS_LAST)
 
 
+def describe_method(peer: str) -> str:
+    """Return words for a peer and its memory format.
+
+    >>> describe_method("inductor 0.5 channels_last"), describe_method("inductor 1")
+    ('`torch.compile` with a memory budget of 0.5, in channels_last', '`torch.compile` without a memory budget')
+    """
+    kind, _, budget = method_of(peer).partition(" ")
+    words = {"eager": "plain PyTorch", "selective": "selective checkpoint", "inductor": "`torch.compile`"}.get(
+        kind, kind
+    )
+    if budget:
+        words += " without a memory budget" if float(budget) == 1 else f" with a memory budget of {budget}"
+    return f"{words}, in {format_of(peer)}" if format_of(peer) else words
+
+
 def format_of(peer: str) -> str:
     """Return the name of a peer's memory format, as `Spec` has it; empty for the model's own."""
     return CHANNELS_LAST.strip() if peer.endswith(CHANNELS_LAST) else ""
@@ -108,7 +123,7 @@ def compare_variants(record: dict[str, Any], variant: str, other: str) -> Interv
 def glibc_charge(record: dict[str, Any], peer: str) -> int | None:
     """Return the charge of a peer's step with glibc's malloc in its latest session; None where it was not timed.
 
-    tcmalloc keeps its pages, so that what a process is charged for when it rests is no floor.
+    tcmalloc keeps pages, so that what a process is charged for when it rests is no floor.
     """
     charges = (session.get("charged", {}).get(f"{peer}{GLIBC}") for session in reversed(record["sessions"]))
     return next((charge for charge in charges if charge is not None), None)

@@ -17,6 +17,7 @@ from experiments.benchmarks.frontier.records import (
     build_points,
     compare,
     compare_lowest,
+    describe_method,
     faster_eager,
     find_unmatched,
     format_of,
@@ -153,7 +154,7 @@ def readme_rows(records: Mapping[str, dict[str, Any]]) -> list[str]:
     return [
         f"| our fastest plan beside each method that needs as much memory or more: mean of {len(pairs)} comparisons on {compared} models "
         f"| {geometric_mean(pairs):.2f} of its time{one_sided_mean} |",
-        f"| the slowest of them, beside {worst.peer} on {worst.model} | {worst.ratio.middle:.2f} of its time |",
+        f"| the slowest of these comparisons: beside {describe_method(worst.peer)}, on {worst.model} | {worst.ratio.middle:.2f} of its time |",
         f"| our lowest peak | {min(lowest):.2f} to {max(lowest):.2f} of the lowest of all methods |",
         f"| our lowest peak at no more than {NEARLY_EAGER} of plain PyTorch's time | {peaks}{no_plan} |",
     ]

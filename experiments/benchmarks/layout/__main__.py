@@ -1,17 +1,18 @@
 """Layouts of minimalloc's hard instances and of real training steps: bytes above the peak of live bytes, and seconds.
 
 `python -m experiments.benchmarks.layout [--minimalloc DIR] [--models resnet50 ...] [--repeats 3] [--out results]`
+
+Without `--minimalloc` the stored rows of its instances stay, with the facts of the call that measured them.
 """
 
 import argparse
-import csv
-import os
+import json
 import shlex
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,19 +22,25 @@ from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.layout import WORK, Buffers, Layout, check_layout, lay_out
 from autotune.layout import csv_file as csvfile
-from autotune.measure.device.this_device import this_device
 from autotune.planners import make_plan
 from autotune.planners.knobs import Settings
 from autotune.predict.simulate import peak_bytes, simulate
-from autotune.records.json_codec import to_json
+from autotune.records.json_codec import from_json
 from autotune.records.plan_file import PlanFile
 from autotune.runtime import arena
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.factory import load_workload
 from autotune.workloads.reference import WorkloadRef
+from experiments.common.commands import refuse_busy_machine
 from experiments.common.facts import collect_facts
-from experiments.common.result_file import capture_digests, write_result
+from experiments.common.result_file import (
+    ORIGINS,
+    capture_digests,
+    join_digests,
+    read_origins,
+    write_result,
+)
 
 HERE = Path(__file__).parent
 MODELS: dict[str, dict[str, Any]] = {
@@ -125,18 +132,27 @@ def record_buffers(model: str, **arguments: Any) -> Iterator[tuple[str, Buffers]
         yield f"{model}, {'as traced' if share is None else f'{share:.0%}'}", buffers_of_steps[-1]
 
 
-def summary(rows: list[LayoutRow], facts: dict[str, Any]) -> str:
+def read_stored(path: Path) -> tuple[dict[str, list[LayoutRow]], dict[str, dict[str, Any]]]:
+    """Return the rows and the facts of each part of a result file; empty without one."""
+    if not path.exists():
+        return {}, {}
+    document = json.loads(path.read_text(encoding="utf-8"))
+    rows: dict[str, list[LayoutRow]] = {}
+    for number, row in enumerate(document["rows"]):
+        rows.setdefault(row["part"], []).append(from_json(LayoutRow, row, where=f"rows[{number}]"))
+    return rows, read_origins(document, dict.fromkeys(rows, ""))
+
+
+def summary(rows: Mapping[str, list[LayoutRow]], origins: Mapping[str, Mapping[str, Any]]) -> str:
     """Format a table per part."""
-    device = facts["device"]
-    lines = [
-        f"{device['silicon']}, cores: {device['cores']}; `{facts['command']}`, load {facts['load']:.2f}",
-        "",
-    ]
-    for part in dict.fromkeys(row.part for row in rows):
-        rows_of_part = [row for row in rows if row.part == part]
-        unit = 1 if part == "minimalloc" else 2**20
+    lines: list[str] = []
+    for part, rows_of_part in rows.items():
+        facts, unit = origins[part], 1 if part == "minimalloc" else 2**20
+        machine = facts["machine"]
         lines += [
             f"## {part}",
+            "",
+            f"{machine['silicon']}, cores: {machine['cores']}; `{facts['command']}`, commit {facts['commit']}, {facts['date']}",
             "",
             f"| | buffers | live at once{'' if unit == 1 else ', MiB'} | layout | above it | capacity | seconds | slowest |",
             "|---|--:|--:|--:|--:|--:|--:|--:|",
@@ -164,31 +180,33 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--anyway", action="store_true", help="time on a busy machine, too")
     options = parser.parse_args()
+    refuse_busy_machine(anyway=options.anyway)
     arguments = ["DIR" if part in {str(options.minimalloc), str(options.out)} else part for part in sys.argv[1:]]
-    facts = collect_facts() | {
-        "command": shlex.join(["python", "-m", "experiments.benchmarks.layout", *arguments]),
-        "device": to_json(this_device("cpu")),
-        "load": os.getloadavg()[0],
-    }
-    rows: list[LayoutRow] = []
-    for name, buffers, capacity in read_instances(options.minimalloc) if options.minimalloc else ():
-        rows.append(time_layout("minimalloc", name, buffers, capacity, work=HARD_WORK, repeats=options.repeats))
-        print(rows[-1], flush=True)
-    for model in options.models:
-        for name, buffers in record_buffers(model, **MODELS[model]):
-            rows.append(time_layout("models", name, buffers, None, work=WORK, repeats=options.repeats))
-            print(rows[-1], flush=True)
-    options.out.mkdir(parents=True, exist_ok=True)
-    graphs = capture_digests({name: (name, MODELS[name]) for name in options.models})
-    document = {**facts, "rows": [asdict(row) for row in rows]}
-    write_result(options.out / "results.json", document, graphs)
-    with (options.out / "results.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(LayoutRow)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(map(asdict, rows))
-    (options.out / "summary.md").write_text(summary(rows, facts), encoding="utf-8")
-    print(summary(rows, facts))
+    facts = collect_facts() | {"command": shlex.join(["python", "-m", "experiments.benchmarks.layout", *arguments])}
+    path = options.out / "results.json"
+    rows, origins = read_stored(path)
+    if options.minimalloc:
+        rows["minimalloc"] = []
+        origins["minimalloc"] = facts | {"graphs": {}}
+        for name, buffers, capacity in read_instances(options.minimalloc):
+            row = time_layout("minimalloc", name, buffers, capacity, work=HARD_WORK, repeats=options.repeats)
+            rows["minimalloc"].append(row)
+            print(row, flush=True)
+    if options.models:
+        rows["models"] = []
+        digests = capture_digests({name: (name, MODELS[name]) for name in options.models})
+        origins["models"] = facts | {"graphs": digests}
+        for model in options.models:
+            for name, buffers in record_buffers(model, **MODELS[model]):
+                row = time_layout("models", name, buffers, None, work=WORK, repeats=options.repeats)
+                rows["models"].append(row)
+                print(row, flush=True)
+    all_rows = [asdict(row) for rows_of_part in rows.values() for row in rows_of_part]
+    write_result(path, {**facts, "rows": all_rows, ORIGINS: origins}, join_digests(origins))
+    (options.out / "summary.md").write_text(summary(rows, origins), encoding="utf-8")
+    print(summary(rows, origins))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from autotune.workloads.factory import load_workload
 from autotune.workloads.reference import WorkloadRef
 from experiments.benchmarks.offload.alternate import alternate, summarize_steps
 from experiments.benchmarks.offload.summary import PLANS, plot, summary
-from experiments.common.commands import run_to_end
+from experiments.common.commands import refuse_busy_machine, run_to_end
 from experiments.common.facts import collect_facts
 from experiments.common.result_file import (
     ORIGINS,
@@ -314,6 +314,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="measure these parts anew")
     parser.add_argument("--windows", nargs="+", type=int, default=list(WINDOWS))
     parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--anyway", action="store_true", help="time on a busy machine, too")
     parser.add_argument("--adapt", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.adapt:
@@ -343,6 +344,7 @@ def main() -> None:
         for model in options.models
     }
     if any(missing.values()):
+        refuse_busy_machine(anyway=options.anyway)
         results["commands"].append(f"`{command}` ({started}, commit {facts['commit']}, load {os.getloadavg()[0]:.2f})")
     captured: dict[str, str] = {}
 

@@ -11,7 +11,9 @@ from autotune.ir.plan import Plan
 from autotune.measure.messages import UNMEASURED_STEPS
 from autotune.measure.meters.rss import resident_bytes
 from autotune.measure.spec import Spec
+from autotune.measure.worker import planned_steps
 from autotune.measure.worker.bench import Bench
+from autotune.runtime.arena import StepArena
 from autotune.workloads.reference import WorkloadRef
 
 WORKLOAD = WorkloadRef(str(Path(__file__).with_name("workloads.py")) + ":wide", {"batch": 8})
@@ -52,7 +54,21 @@ def test_a_step_that_takes_its_memory_anew_after_the_hashes_is_not_timed(
     bench.begin_timing(replace(Plan.traced(bench._plans.program.graph), allocator=allocator), rests=rests)
     bench.hash_timed()
     assert bench._timing is not None
+    if bench._timing.arena is not None and not bench._timing.arena.works:
+        pytest.skip("no g++")
     assert bench._timing.unmeasured == unmeasured
+    bench.stop_timing()
+
+
+def test_without_a_compiler_the_first_steps_after_the_hashes_of_a_plan_in_an_arena_are_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planned_steps, "StepArena", lambda replays: StepArena(replays, _library=None))
+    bench = Bench(Spec(WORKLOAD, tmp_path, scratch=tmp_path))
+    bench.begin_timing(replace(Plan.traced(bench._plans.program.graph), allocator="arena"), rests=False)
+    bench.hash_timed()
+    assert bench._timing is not None
+    assert bench._timing.unmeasured == UNMEASURED_STEPS
     bench.stop_timing()
 
 

@@ -393,6 +393,15 @@ def test_where_memory_is_short_processes_return_theirs_between_blocks(
     assert requests.count(("seconds", "TimeBlock")) == 1, "a block has two steps then"
 
 
+def test_memory_that_the_children_take_changes_nothing_in_how_later_plans_are_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = iter([301, 200])
+    monkeypatch.setattr("autotune.measure.harness.available_bytes", lambda: next(free))
+    runner: Any = SimpleNamespace(_spec=SimpleNamespace(device_kind="cpu"), _free_bytes=None)
+    assert [Harness._can_keep_memory(runner, 100) for _ in range(2)] == [True, True]
+
+
 def test_a_wrong_result_beside_the_bytes_leaves_the_charge_on_the_floor_of_the_timing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

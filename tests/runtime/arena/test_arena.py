@@ -350,7 +350,7 @@ def test_two_steps_in_one_process_keep_apart():
 
 
 MEMORY = """
-    import psutil, resource, threading, torch
+    import os, psutil, resource, threading, torch
     from autotune.runtime.arena import SharedBlock, StepArena, kept_memory
     torch.ones(1)
     own = psutil.Process()
@@ -426,6 +426,20 @@ MEMORY = """
     tell((before - own.memory_info().rss) / 2**20)
     assert kept[-1] == 1
     del kept
+
+    section = "fork"
+    with arena.step():
+        first, kept = torch.ones(8 * 2**20), torch.ones(8 * 2**20)
+        del first
+    before = own.memory_info().rss
+    if not os.fork():
+        os._exit(0)
+    os.wait()
+    tell((before - own.memory_info().rss) / 2**20)
+    assert kept.eq(1).all()
+    del kept
+    with arena.step():
+        assert torch.ones(8 * 2**20)[-1] == 1
 
     section = "block"
     block, kept = SharedBlock(), []
@@ -719,6 +733,10 @@ def test_a_storage_gets_memory_that_goes_back_as_soon_as_it_is_freed_whatever_ma
 
 def test_memory_of_an_arena_at_rest_goes_back_but_for_the_pages_of_what_lives_on():
     assert measured_memory()["rest"] == pytest.approx([64, 64, 32], abs=2)
+
+
+def test_a_fork_leaves_the_child_no_idle_pages_that_the_next_step_would_copy():
+    assert measured_memory()["fork"] == pytest.approx([32], abs=2)
 
 
 def test_without_a_compiler_the_plan_runs_with_one_warning(tmp_path):

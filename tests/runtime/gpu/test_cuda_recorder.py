@@ -1,5 +1,6 @@
 """Graphs of one capture share a pool and a stream, and a capture that fails is closed."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from autotune import TrainStep
 from autotune.errors import ConfigError
 from autotune.ir.plan import Plan
 from autotune.runtime.gpu.cuda_recorder import CudaRecorder
-from autotune.runtime.prepared_step import StepPreparer
+from autotune.runtime.prepared_step import PreparedStep, StepPreparer
 from tests.support.fake_cuda import FakeCuda
 from tests.support.fake_graphs import FakeRecorder
 
@@ -68,7 +69,8 @@ def test_graphs_of_a_model_that_is_not_on_a_gpu_are_refused_by_name() -> None:
         TrainStep(model, lambda net, batch: net(batch).sum(), optimizer, torch.ones(3, 4), cuda_graphs=True)
 
 
-def test_a_prepared_step_runs_in_graphs_of_the_recorder_it_is_given() -> None:
+def run_prepared(make_recorder: Callable[[torch.device], FakeRecorder]) -> PreparedStep:
+    """Return a step that has run in graphs."""
     from autotune.capture.tracer import capture
     from autotune.workloads.workload import Workload
 
@@ -76,21 +78,33 @@ def test_a_prepared_step_runs_in_graphs_of_the_recorder_it_is_given() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     workload = Workload(model, lambda net, batch: net(batch).sum(), optimizer, torch.ones(3, 4))
     program = capture(workload)
+    preparer = StepPreparer(None, {}, adapts=False, make_recorder=make_recorder)
+    prepared = preparer.prepare(program, Plan.traced(program.graph))
+    assert program.updates is not None
+    for _ in range(5):
+        with program.updates.step():
+            prepared.executor([torch.ones(3, 4)])
+    return prepared
+
+
+def test_a_prepared_step_runs_in_graphs_of_the_recorder_it_is_given() -> None:
     devices = []
 
     def record(device: torch.device) -> FakeRecorder:
         devices.append(device)
         return FakeRecorder()
 
-    preparer = StepPreparer(None, {}, adapts=False, make_recorder=record)
-    prepared = preparer.prepare(program, Plan.traced(program.graph))
-    assert program.updates is not None
-    for _ in range(5):
-        with program.updates.step():
-            prepared.executor([torch.ones(3, 4)])
+    prepared = run_prepared(record)
     assert devices == [torch.device("cpu")]
     assert prepared.executor.graphed is not None
     assert prepared.executor.graphed.graphs == 1
+
+
+def test_a_prepared_step_that_is_closed_keeps_no_graphs() -> None:
+    prepared = run_prepared(lambda _: FakeRecorder())
+    prepared.close()
+    assert prepared.executor.graphed is not None
+    assert prepared.executor.graphed.graphs == 0
 
 
 @pytest.mark.gpu

@@ -15,7 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.errors import AutotuneError, ConfigError, InfeasibleError, OutOfTimeError, PlanError, StoreError
+from autotune.errors import (
+    AutotuneError,
+    ConfigError,
+    InfeasibleError,
+    OutOfTimeError,
+    PlanError,
+    StoreError,
+    WorkerError,
+)
 from autotune.ir.costs import Costs, StoreCost
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
@@ -347,6 +355,54 @@ def test_a_size_whose_plan_fails_is_a_result_and_the_search_goes_on(tmp_path: Pa
     assert choose(tmp_path, FakeWorkload(before_measure=fail)).arguments["batch"] == OWN
     failed = [each.plan for each in recorded(tmp_path).measured if each.size.batch > OWN and each.plan is not None]
     assert {(plan.outcome, plan.detail) for plan in failed} == {(Outcome.CRASHED, "the plan cannot run")}
+
+
+FULL = Measurement(Outcome.DISK_FULL, "No space left on device")
+KILLED = Measurement(Outcome.CRASHED, "killed by SIGKILL: the log's last lines")
+
+
+@pytest.mark.parametrize(
+    ("method", "result", "message"),
+    [
+        ("prepare", StoreError("eager's results could not be written"), "eager's results could not be written"),
+        ("baseline", FULL, r"batch=\d+: the disk is full: No space .*; free space there, then continue with: autotune"),
+        ("measure", FULL, r"batch=\d+: the disk is full: No space .*; free space there, then continue with: autotune"),
+        ("measure", KILLED, r"batch=\d+: the process of a measurement was killed by SIGKILL; continue with: autotune"),
+    ],
+)
+def test_a_full_disk_and_a_kill_from_outside_are_no_result_of_a_size(
+    tmp_path: Path, method: str, result: Measurement | StoreError, message: str
+):
+    def answer(*arguments: object, **options: object) -> Measurement:
+        if isinstance(result, StoreError):
+            raise result
+        return result
+
+    class CutOff(FakeWorkload):
+        @contextmanager
+        def open(self, config: Config) -> Iterator[CaptureRunner]:
+            with FakeWorkload.open(self, config) as runner:
+                if config.arguments["batch"] != OWN:
+                    setattr(runner, method, answer)
+                yield runner
+
+    with pytest.raises((StoreError, WorkerError), match=message):
+        choose(tmp_path, CutOff())
+    assert [each.size.batch for each in recorded(tmp_path).measured] == [OWN]
+
+
+def test_a_plan_file_that_cannot_be_written_is_no_result_of_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write = planfile.write
+
+    def fail(path: Path, file: planfile.PlanFile, *, remedy: str) -> None:
+        if path.name != f"{OWN}x1.json":
+            raise ConfigError(f"{path}: cannot write the plan (No space left on device); {remedy}")
+        write(path, file, remedy=remedy)
+
+    monkeypatch.setattr(planfile, "write", fail)
+    with pytest.raises(ConfigError, match=r"cannot write the plan .*; free space there, then continue with: autotune"):
+        choose(tmp_path, FakeWorkload())
+    assert [each.size.batch for each in recorded(tmp_path).measured] == [OWN]
 
 
 def test_a_search_that_ends_at_the_maximum_of_sizes_does_not_name_resume(

@@ -86,6 +86,24 @@ def test_an_earlier_size_stays_the_best_within_the_noise():
     assert noisy.plan_best.size == StepSize(8)
 
 
+def test_a_rate_of_one_block_has_the_noise_expected_of_its_steps():
+    """Two steps of a size that is 2 % faster decide nothing; two of a size that is twice as fast do."""
+    rates = [SampleRate.from_seconds(8, [seconds, seconds]) for seconds in (1.0, 0.98, 0.5)]
+    measured = tuple(
+        MeasuredSize(StepSize(batch), None, SideResult(Outcome.OK, 2**28, rate)) for batch, rate in enumerate(rates, 8)
+    )
+    assert replace(SEARCH, measured=measured[:2]).plan_best == measured[0]
+    assert replace(SEARCH, measured=measured).plan_best == measured[2]
+
+
+def test_the_table_marks_the_bytes_of_a_plan_that_did_not_run():
+    plan = SideResult(Outcome.OVER_BUDGET, 2**28)
+    estimates = {8: 2**28, 9: 2**27}
+    measured = tuple(MeasuredSize(StepSize(batch), None, plan, nbytes) for batch, nbytes in estimates.items())
+    rows = size_rows(replace(SEARCH, measured=measured))
+    assert [row[SIZE_COLUMNS.index("plan MiB")] for row in rows] == ["~256.0", "256.0"]
+
+
 def test_a_record_is_read_back_equal_and_a_damaged_one_is_refused(tmp_path: Path):
     write_batch_search(tmp_path, SEARCH)
     assert read_batch_search(tmp_path) == SEARCH
