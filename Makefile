@@ -13,6 +13,7 @@ TORCH := $(shell sed -n 's/^ *"\(torch[<>=][^"]*\)",*$$/\1/p' pyproject.toml)
 
 # tests start a cluster of their own; Debian keeps its programs off the PATH, and would start a server at once
 HAS_POSTGRES = { command -v initdb || ls /usr/lib/postgresql/*/bin/initdb; } >/dev/null 2>&1
+HAS_MALLOCS = [ $$(/sbin/ldconfig -p | grep -c 'libtcmalloc_minimal\.so\|libjemalloc\.so') -ge 2 ]
 CLUSTERS = /etc/postgresql-common/createcluster.conf
 NO_CLUSTER = mkdir -p $(dir $(CLUSTERS)) && { [ -e $(CLUSTERS) ] || echo "create_main_cluster = false" >$(CLUSTERS); }
 APT_INSTALL = DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends -o Dpkg::Options::=--force-confold
@@ -68,6 +69,9 @@ programs: .venv/dev.stamp
 	@$(HAS_POSTGRES) || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing PostgreSQL, without a server of its own" && \
 		{ $(NO_CLUSTER) && apt-get update && $(APT_INSTALL) postgresql; } >/dev/null 2>&1 </dev/null; } || true
 	@$(HAS_POSTGRES) || echo "no PostgreSQL: no tests of a shared database; apt-get install postgresql"
+	@$(HAS_MALLOCS) || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing tcmalloc and jemalloc" && \
+		{ apt-get update && $(APT_INSTALL) libtcmalloc-minimal4 libjemalloc2; } >/dev/null 2>&1 </dev/null; } || true
+	@$(HAS_MALLOCS) || echo "no tests of preloaded mallocs; apt-get install libtcmalloc-minimal4 libjemalloc2"
 
 screenshots: .venv/dev.stamp
 	$(BIN)/python -m docs.screenshots

@@ -148,18 +148,18 @@ class AutoPlan:
         files.logs.mkdir(exist_ok=True)
         log = files.logs / "tune.log"
         _print(f"tuning a plan of {name} for {config.budget}, at most {config.time} of search; log: {log}")
-        is_named = False
+        keeps_log = False
         try:
             save_workload(workload, live)
             if config.device == "cuda":
                 release_cached_memory()
             tuned = planfile.read(_run_study(config, run_dir, graph.digest, log))
         except WorkerError:  # its message names the log in the directory
-            is_named = True
+            keeps_log = True
             raise
         finally:
             live.unlink(missing_ok=True)
-            if not is_named:
+            if not keeps_log:
                 remove_empty_run(run_dir)
         file = replace(tuned, run=planfile.refer_to_run(run_dir, cached.parent))
         planfile.write(cached, file, remedy="name another directory by AutoPlan(cache=DIR)")

@@ -82,8 +82,8 @@ def refuse_fork(pid: int, maker: str) -> None:
 def refuse_unreduced(model: torch.nn.Module, *, reduces: bool, verifies: bool) -> None:
     """Raise ConfigError for wrappers of `torch.distributed`, and for a model whose gradients are not reduced over the ranks.
 
-    `reduces`: the step has a `before_update`. `verifies`: its first steps run several times, to compare them with eager.
-    Their number may differ between ranks, so one rank's reduction could meet another reduction of the next rank.
+    `reduces`: the step has a `before_update`. `verifies`: the first steps run several times, to compare with eager.
+    The number of runs may differ between ranks. The reductions of two ranks would then no longer match.
     """
     if (wrapper := _wrapper(model)) is not None:
         raise ConfigError(

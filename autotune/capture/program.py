@@ -145,7 +145,7 @@ def argument_text(argument: Any, metas: Sequence[Meta | None]) -> str:
         case tuple() | list():
             return "(" + ",".join(argument_text(part, metas) for part in argument) + ")"
         case torch.device() if argument.index is not None:
-            # a plan for one GPU fits the next; with the number of the first one its digest stays as it was
+            # a plan fits any GPU of its kind; index 0 for all of them keeps the digests of existing plans
             return repr(torch.device(argument.type, 0))
         case torch.nn.Parameter():
             return "<parameter>"

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -48,6 +49,8 @@ from autotune.workloads.batch import batch_tensors
 from autotune.workloads.workload import Workload
 
 TraceWay = Literal["auto", "dynamo", "recorded"]
+raises_side_effects: ContextVar[bool] = ContextVar("raises_side_effects", default=False)
+"""True where `capture` raises its `SideEffectWarning`, whatever the filters of `warnings` are."""
 
 
 def capture(
@@ -139,12 +142,13 @@ def capture(
             program = apply_loop(program, workload.loop)
     warn_of_untrained(workload, program, differentiated)
     for changed, line in trace.unrepeated:
-        warnings.warn(
+        effect = SideEffectWarning(
             f"{changed} changes in the step{line}; a captured step does not repeat that change, so do it between steps if "
-            "anything reads it",
-            SideEffectWarning,
-            stacklevel=2,
+            "anything reads it"
         )
+        if raises_side_effects.get():
+            raise effect
+        warnings.warn(effect, stacklevel=2)
     return program
 
 
@@ -311,9 +315,10 @@ def _trace_with_dynamo(
 
 
 def _find_attached(forward: Any, tensors: list[torch.Tensor]) -> tuple[bool, ...]:
-    """Return for each leaf of the step's result whether the step detached it from a graph of gradients.
+    """Return for each leaf of the step's result whether it has a gradient in eager, before the step detaches it.
 
-    The graph returns tensors alone, and Dynamo's code builds the result from them. Here it gets the nodes in their places.
+    Dynamo's code builds the result from the graph's tensors. Here that code gets the graph's nodes instead of tensors.
+    Returns an empty tuple where the code fails on nodes.
     """
     (returned,) = forward.graph.output_node().args
     try:

@@ -138,7 +138,8 @@ def find_cache() -> Path:
 def check_store_directories(stores: Mapping[str, Path], run_dir: Path | None = None) -> None:
     """Raise StoreError for a store's directory that is missing, is a file or is read-only.
 
-    `run_dir` is that of the study: a recorded one keeps its stores, so the message then suggests another run.
+    `run_dir` is the study's run directory. If it holds a recorded run, whose stores cannot change, the message suggests
+    a new run.
     """
     for name, directory in stores.items():
         remedy = _suggest_directory(name, run_dir)

@@ -44,8 +44,8 @@ def plan_loss(
     """Return a planned loss for a loop with Accelerate: `loss = planned(batch)` replaces `loss = loss_fn(model, batch)`.
 
     The call runs forward and backward under the plan. `accelerator.backward(loss)` hands the gradients over. Mixed
-    precision, `accumulate`, `clip_grad_norm_`, `gather`, `save_state` and `load_state` work as without a plan, on
-    eager's kernels with the same bits, on one process and with DistributedDataParallel.
+    precision, `accumulate`, `clip_grad_norm_`, `gather`, `save_state` and `load_state` work as without a plan, on one
+    process and with DistributedDataParallel. On eager's kernels the results have the same bits.
 
     Args:
         accelerator: The accelerator of the loop.

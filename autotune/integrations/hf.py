@@ -241,7 +241,7 @@ def _class_loss(trainer: Any) -> Callable[..., Any]:
 
 
 def _copy_for_ranks(trainer: Any, ranks: int) -> Any:
-    """Return a copy of a trainer for its loss, which computes that of one of several processes."""
+    """Return a copy of a trainer whose `compute_loss` gives the loss of one process among `ranks` processes."""
     trainer, accelerator = copy.copy(trainer), copy.copy(trainer.accelerator)
     accelerator.state = copy.copy(accelerator.state)  # states share their attributes, but not with a copy
     accelerator.state.num_processes = ranks
@@ -284,7 +284,8 @@ class _PlanCheck(transformers.TrainerCallback):  # type: ignore[misc]
 def _checking_capture(trainer: Any) -> Iterator[None]:
     """Raise CaptureError for a `compute_loss` that changes a Python object: a metric, say, would be lost.
 
-    A PlanError of the first step of several processes names `ranks`, by which the loss of each is multiplied.
+    With several processes, a PlanError of the first step also advises `workload(ranks=...)`: the `Trainer` multiplies
+    its loss by the number of processes, so each number needs a plan of its own.
     """
     with refuse_side_effects("in a callback for example, and leave it out of compute_loss"):
         try:

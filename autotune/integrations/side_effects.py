@@ -1,15 +1,11 @@
 """Refuse a loss whose Python code changes an object: a captured step does not repeat the change."""
 
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager
 
 from autotune.capture.python.side_effects import SideEffectWarning
+from autotune.capture.tracer import raises_side_effects
 from autotune.errors import CaptureError
-
-_FILTER = ("error", None, SideEffectWarning, None, 0)
-"""Filter as `warnings.simplefilter("error", SideEffectWarning)` inserts it."""
 
 
 @contextmanager
@@ -21,13 +17,10 @@ def refuse_side_effects(advice: str) -> Iterator[None]:
     Args:
         advice: Where to make the change instead; continues the message.
     """
-    # `warnings.catch_warnings` around each step would let Python repeat warnings in each that it shows once
-    filters: Any = warnings.filters
-    filters.insert(0, _FILTER)
+    token = raises_side_effects.set(True)
     try:
         yield
     except SideEffectWarning as effect:
         raise CaptureError(f"{effect}, {advice}") from effect
     finally:
-        with suppress(ValueError):  # the block may have reset all filters
-            filters.remove(_FILTER)
+        raises_side_effects.reset(token)

@@ -22,8 +22,8 @@ def cannot_beat(steps: Sequence[float], eager: Sequence[float], beat: float, max
     """Return True if the plan's time over eager's is above the ratio to beat, by a one-sided test of all pairs so far.
 
     `max_error` is the probability of True for a plan that is exactly at that ratio. The test is Student's, of the
-    logarithms of the ratios, with their variance shrunk towards the expected one. A single slow step widens the variance,
-    so it stops no plan from the fourth step on.
+    logarithms of the ratios, with their variance shrunk towards the expected one. With four or more steps, a single slow
+    step cannot stop a plan, because it widens the variance.
 
     >>> cannot_beat((1.2, 1.3, 1.2, 1.2), (1.0, 1.0, 1.0, 1.0), 1.1)
     True

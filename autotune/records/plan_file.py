@@ -73,6 +73,8 @@ def write(path: Path, file: PlanFile, *, remedy: str = "name another file with -
 
 def read(path: Path) -> PlanFile:
     """Read and validate a plan file; ConfigError names the file and the first error in it."""
+    if path.is_dir() and RunDir(path).plan.exists():
+        raise ConfigError(f"{path}: a run, not a plan file; name its plan: {RunDir(path).plan}")
     return read_whole(PlanFile, path, schema=SCHEMA, what="plan", again="make one with autotune tune")
 
 

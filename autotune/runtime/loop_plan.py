@@ -55,13 +55,22 @@ def find_planned_form(program: Program, file: PlanFile) -> Program:
     other = apply_loop(base_program(program), loop)
     if file.graph_digest == other.graph.digest:
         return other
-    for_gradients = " and loop" if loop.gradients else ""
     graph = program.graph
     raise PlanError(
         f"the plan is for {file.workload} (graph {file.graph_digest[:8]}{f', loop {loop}' if file.loop else ''}); this step is "
-        f"another graph ({graph.digest[:8]}): {describe_other_graph(file, graph)}; check model, batch shape, dtype, "
-        f"optimizer{for_gradients}, or tune it"
+        f"another graph ({graph.digest[:8]}): {describe_other_graph(file, graph)}; {_suggest_plan(file, loop, graph)}"
     )
+
+
+def _suggest_plan(file: PlanFile, loop: Loop, graph: TrainGraph) -> str:
+    """Return the next step where a plan is for another graph: a plan with updates is of no use without them, and vice versa."""
+    has_updates = any(op.phase is Phase.UPDATE for op in graph.ops)
+    plans_updates = not loop.gradients and file.summary is not None and file.summary.ops[Phase.UPDATE.value] > 0
+    if plans_updates and not has_updates:
+        return "a PlannedLoss takes plans of --loop gradients: make one, or run this plan in a TrainStep"
+    if loop.gradients and has_updates:
+        return "a TrainStep takes plans without --loop gradients: make one, or run this plan in a PlannedLoss"
+    return "check model, batch shape, dtype, optimizer, or tune it"
 
 
 def is_for_another_batch(file: PlanFile, graph: TrainGraph) -> bool:

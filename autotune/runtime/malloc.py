@@ -34,8 +34,9 @@ def always_release() -> None:
 
 @contextmanager
 def eager_release(enabled: bool = True) -> Iterator[None]:
-    """Return freed blocks of 64 KiB or more at once inside the context, if enabled; a preloaded malloc's at its end.
+    """Return freed blocks of 64 KiB or more at once inside the context, if enabled.
 
+    A preloaded malloc returns them when the context ends, unless `always_release` was called.
     Afterwards malloc behaves as in a long-lived process, unless `always_release` was called.
     """
     if not enabled:

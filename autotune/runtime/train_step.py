@@ -86,7 +86,8 @@ class TrainStep:
         verify: Compare the first two steps of each captured program, or this many, with eager steps from the same state:
             bit by bit, else relative to eager's own rounding error. It needs eager's memory and a copy of all state. It
             runs `loss_fn` once beside the plan, and `before_update` twice, so training on several ranks is refused.
-            Where bits differ, it runs them five and up to eight times, some in float64 or with moved weights.
+            Where bits differ, it runs `loss_fn` five times and `before_update` six times, or up to eight on compiled
+            regions. Some of these runs are in float64 or with moved weights.
         ranges: Opens a named range around each op for a profiler: `torch.profiler.record_function`, or
             `torch.cuda.nvtx.range` for Nsight Systems. Names hold phase, op and layer; recomputed ops begin with `recompute`.
         cuda_graphs: Run the step as CUDA graphs on a GPU: one launch for all kernels between two updates or transfers. Updates

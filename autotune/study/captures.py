@@ -160,7 +160,7 @@ def _read_choice(files: RunDir) -> Config | None:
 
 
 def _refuse_other_choice(config: Config, recorded: Config, run_dir: Path) -> None:
-    """Raise ConfigError where a config names another value than the recorded choice; defaults name none."""
+    """Raise ConfigError where a config sets another value than the recorded choice; a default value is not compared."""
     for key in CHOSEN[1:]:
         requested, choice = getattr(config, key), getattr(recorded, key)
         if requested not in (Config.model_fields[key].default, choice):
@@ -360,7 +360,8 @@ def _longest_seconds(leader: MeasuredCapture | None) -> float:
 def refuse_cut_off(name: str, outcome: str, detail: str, go_on: str) -> None:
     """Raise StoreError where the disk was full, and WorkerError where a signal from outside ended the process.
 
-    Neither is a result of what was measured, so neither is recorded. `name` is its name, `go_on` the user's next step.
+    Neither says anything about the workload, so neither is recorded. `name` is the workload's name in the message;
+    `go_on` is the next step for the user.
     """
     if outcome == Outcome.DISK_FULL:
         raise StoreError(f"{name}: the disk is full: {detail.partition(';')[0]}; free space there, then {go_on}")

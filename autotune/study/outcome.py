@@ -96,7 +96,10 @@ class StudyResult:
 
     @property
     def time_ratio(self) -> Interval | None:
-        """Step time of the best plan over eager's, re-measured, with its interval (a range below six blocks); None without."""
+        """Step time of the best plan over eager's; None if not re-measured.
+
+        It has a confidence interval, or with fewer than six blocks their range.
+        """
         plan = None if self.best is None else self.best.plan
         return next((confirmed.ratio for confirmed in self.confirmed if confirmed.trial.plan == plan), None)
 

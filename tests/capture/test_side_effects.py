@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError
+from autotune.integrations.side_effects import refuse_side_effects
 from autotune.runtime.train_step import TrainStep
 from tests.support.eager import assert_equals_eager, eager_step
 from tests.support.small import make
@@ -276,6 +277,16 @@ def test_a_side_effect_that_nobody_reads_warns_once_and_changes_no_result(model:
     assert len(said) == 1
     assert said[0].startswith(f"model.{UNREAD[model]} changes in the step at ")
     assert said[0].endswith("a captured step does not repeat that change, so do it between steps if anything reads it")
+
+
+def test_a_change_that_would_be_lost_is_refused_although_the_user_hides_warnings():
+    def capture_unseen() -> None:
+        with warnings.catch_warnings(), refuse_side_effects("or keep it"):
+            warnings.simplefilter("ignore")
+            capture(make(Counter))
+
+    with pytest.raises(CaptureError, match=r"count changes .*, or keep it"):
+        capture_unseen()
 
 
 def test_an_eager_evaluation_that_counts_on_is_no_reason_to_capture_again():

@@ -163,6 +163,12 @@ def test_a_plan_that_is_not_there_says_how_to_make_one(path: Path, name: str):
         planfile.read(path.parent / name)
 
 
+def test_a_run_in_the_place_of_a_plan_names_its_plan(tmp_path: Path):
+    planfile.write(RunDir(tmp_path).plan, FILE)
+    with pytest.raises(ConfigError, match=r"a run, not a plan file; name its plan: .*plan\.json"):
+        planfile.read(tmp_path)
+
+
 @pytest.mark.parametrize(("owner", "step"), [(os, "fsync"), (Path, "replace")])
 def test_a_full_disk_leaves_the_old_plan_and_no_draft(
     path: Path, owner: Any, step: str, monkeypatch: pytest.MonkeyPatch

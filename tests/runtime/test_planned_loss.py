@@ -33,6 +33,7 @@ from autotune.runtime.op_profiler import profile
 from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.step_cache import StepCache
 from autotune.runtime.step_selector import OtherShapes
+from autotune.runtime.train_step import TrainStep
 from autotune.workloads.reference import WorkloadRef
 from autotune.workloads.workload import Workload
 from tests.runtime.test_loop_plans import SMALL
@@ -358,16 +359,26 @@ def test_a_parameter_that_changes_before_backward_is_refused_where_the_step_must
         (loss / 3).backward()
 
 
-def plan_file(rows: int) -> PlanFile:
-    """A plan of `tune --loop gradients` for a linear layer and a batch of some rows."""
-    graph = capture(Workload(nn.Linear(8, 4), squared, None, (torch.ones(rows, 8),))).graph
+def plan_file(rows: int, loop: str = "gradients") -> PlanFile:
+    """A plan of `tune --loop gradients`, or for a step with updates, for a linear layer and a batch of some rows."""
+    model = nn.Linear(8, 4)
+    optimizer = None if loop else torch.optim.SGD(model.parameters())
+    graph = capture(Workload(model, squared, optimizer, (torch.ones(rows, 8),))).graph
     costs = Costs.unit(graph)
     plan = make_plan(graph, SMALL, 0, costs)
     estimate = simulate(graph, lower(graph, plan), costs)
     return PlanFile(
-        WorkloadRef("small", {}), graph.digest, "2GiB", 2**31, 0, SMALL, plan, estimate, loop="gradients",
+        WorkloadRef("small", {}), graph.digest, "2GiB", 2**31, 0, SMALL, plan, estimate, loop=loop,
         summary=summarize_graph(graph),
     )  # fmt: skip
+
+
+def test_a_plan_in_the_wrong_kind_of_loop_is_refused_with_the_right_kind():
+    model, batch = nn.Linear(8, 4), (torch.ones(4, 8),)
+    with pytest.raises(PlanError, match="a PlannedLoss takes plans of --loop gradients"):
+        PlannedLoss(model, squared, plan_file(4, loop=""))(batch)
+    with pytest.raises(PlanError, match="a TrainStep takes plans without --loop gradients"):
+        TrainStep(model, squared, torch.optim.SGD(model.parameters()), batch, plan_file(4))
 
 
 def test_a_training_that_resumes_with_a_smaller_batch_plans_it_and_keeps_the_plan_for_the_others():

@@ -325,7 +325,7 @@ def _is_read_container(effect: SideEffect, traced: TracedReads, retrace: Retrace
     for key, number in numbers.items():
         later[key] = number + 7
     symbols = frozenset(f"{effect.source}[{key!r}]" for key in numbers)
-    # as of attributes: with a symbol in the place of a number a use by anything but its own change shows
+    # as for attributes: a symbol in place of each number reveals every use except the number's own update
     with _fill_temporarily(container, later):
         again = retrace(symbols)
     return bool(symbols & again.read) or again.branches
@@ -339,7 +339,7 @@ def _changed_numbers(before: Any, after: Any) -> dict[int | str, int | float]:
 
 
 _LATER_LENGTHS = 1024, 2000
-"""Lengths of a growing list with which the step is traced again: any usual period divides one of them."""
+"""Lengths of a growing list at the end of two further traces. Periods such as 64 or 100 divide one of them."""
 
 
 def _grown_contents(before: Any, after: Any) -> list[list[Any]]:

@@ -21,7 +21,7 @@ MISSING = object()
 MOST_NOTED_BYTES = 1 << 24
 """Largest array whose content is noted, and most bytes noted within containers: a step must not copy a data set."""
 MOST_NOTED_DEPTH = 6
-"""Largest number of containers around one whose content is noted."""
+"""Maximum nesting depth at which a container's content is noted; 0 is the outermost container."""
 _NOTE_BYTES = 512
 """Approximate bytes of a note, besides the content."""
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict, types.MappingProxyType)
@@ -106,9 +106,9 @@ class StateReads:
         self.clear_caches()
 
     def ignore_stand_ins(self, stand_ins: Mapping[int, torch.Tensor]) -> None:
-        """Count a module's own tensor as unchanged where the step assigns its stand-in, as `+=` and `.to(device)` do.
+        """Clear `is_read` of a change that only replaces a module's tensor by its stand-in, as `+=` and `.to(device)` do.
 
-        `stand_ins` has the tensor of the run for each real one, by the id of the real one.
+        `stand_ins` maps the id of each real tensor to its stand-in in the recorded run.
         """
         for change in self.changes:
             is_assigned = id(change.before) in stand_ins and stand_ins[id(change.before)] is change.after
@@ -194,9 +194,9 @@ class NotedContainers:
         self._bytes = 0  # of notes within other containers
 
     def note(self, place: Place, value: Any, depth: int = 0) -> None:
-        """Note a container's content, to detect changes of it; that of an array only where the user's code reads it.
+        """Note the content of a container and of those within it, up to the limits, to detect changes.
 
-        `depth` is the number of containers around it.
+        Arrays are noted only where the user's code reads them. `depth` is the number of containers around `value`.
         """
         is_array = isinstance(value, np.ndarray)
         if id(value) in self._noted or not (is_small_array(value, place) if is_array else isinstance(value, _NOTED)):
@@ -220,7 +220,7 @@ class NotedContainers:
 
     def drop(self, fresh: set[int]) -> None:
         """Drop the containers that the step makes itself, and those of objects that it makes; `fresh` has their ids."""
-        # the collector lists a dictionary of plain values only once the step adds an object to it
+        # the collector lists an older dictionary of plain values as new once the step adds an object to it
         dropped = fresh - self._untracked
         for number, (place, _, _) in list(self._noted.items()):  # a container precedes those within it
             if {number, id(place.owner)} & dropped:

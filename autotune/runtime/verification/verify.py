@@ -2,7 +2,7 @@
 
 Both steps start from the same state. Tensors that differ in any bit go through the relative gate (`gates`), which needs
 further eager runs. The user's objects end in the state of the planned step, or of the eager step if the gate refuses it.
-After any other failure they are as before the step.
+After any other failure the state before the step is restored, unless offloaded tensors are not back yet.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -32,7 +32,9 @@ KILLED_AIM = 0.95
 _FAILURES = (CaptureError, ConfigError, InfeasibleError, NumericsError, PlanError, StoreError)
 """Errors that are recorded as the result of a batch size; at the workload's own size they are raised.
 
-A StoreError is recorded only of a plan: elsewhere eager's results do not fit on the disk, or a directory is missing."""
+A StoreError is recorded only once a plan's measurement has begun. Before that it is raised: the disk is too small for
+eager's results, or a directory is missing.
+"""
 
 
 def config_at_size(
@@ -145,7 +147,10 @@ class SizeMeasurer:
         return self._add(search, measured, file)
 
     def _add(self, search: BatchSearch, measured: MeasuredSize, file: planfile.PlanFile | None = None) -> BatchSearch:
-        """Write the plan file of a result, and return the search with the result."""
+        """Write the plan file of a result, and return the search with the result.
+
+        Raises StoreError or WorkerError where the measurement was cut off; see `refuse_cut_off`.
+        """
         run_dir, name = self._run_dir, f"{self._config.ref}: {self._argument}={measured.size}"
         is_recorded = RunDir(run_dir).batch_search.exists()
         go_on = f"continue with: {resume_command(run_dir)}" if is_recorded else "run the command again"

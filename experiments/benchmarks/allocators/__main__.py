@@ -190,7 +190,8 @@ class AllocatorRow:
 def build_rows(record: Mapping[str, Any]) -> list[AllocatorRow]:
     """Return the figures of each allocator.
 
-    A preloaded malloc keeps a part of the freed memory in its floor. That part is its own waste, so it gets glibc's floor.
+    A preloaded malloc's own floor includes freed memory that it keeps. That memory is to count as its cost, so its
+    charge is taken above glibc's floor.
     """
     rows = []
     predicted = record["predicted_step_bytes"]

@@ -123,7 +123,7 @@ def compare_variants(record: dict[str, Any], variant: str, other: str) -> Interv
 def glibc_charge(record: dict[str, Any], peer: str) -> int | None:
     """Return the charge of a peer's step with glibc's malloc in its latest session; None where it was not timed.
 
-    tcmalloc keeps pages, so that what a process is charged for when it rests is no floor.
+    tcmalloc keeps freed pages, so the bytes charged to an idle process cannot serve as its floor.
     """
     charges = (session.get("charged", {}).get(f"{peer}{GLIBC}") for session in reversed(record["sessions"]))
     return next((charge for charge in charges if charge is not None), None)
