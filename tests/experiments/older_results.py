@@ -2,7 +2,6 @@
 
 EVERYTHING = ("machine", "commit", "graphs", "date", "command")
 LACKING: dict[str, tuple[str, ...]] = {
-    "benchmarks/allocators/results/results.json": ("commit", "graphs", "date"),
     "benchmarks/coverage/results/results.json": ("graphs",),
     "benchmarks/fleet/results/overhead.json": ("graphs",),
     "benchmarks/guards/results/results.json": ("graphs",),

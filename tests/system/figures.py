@@ -32,6 +32,7 @@ KERNEL_GAINS = "tuned/results/gains/summary.md"
 REGIONS = "regions/results/zoo/summary.md"
 PRICE = "rebuild_price/results/summary.md"
 GPU = "../gpu/results/summary.md"
+ALLOCATORS = "allocators/results/summary.md"
 LIMITS, DECISIONS = "docs/limits.md", "docs/decisions.md"
 
 TIED = (
@@ -53,6 +54,8 @@ TIED = (
     Tied(LIMITS, "1.009 times", FRONTIER, ("1.009",)),
     Tied(LIMITS, "1.001 times", FRONTIER, ("1.001",)),
     Tied(LIMITS, "1.027 times", FRONTIER, ("1.027",)),
+    Tied(LIMITS, "1.035 times", ALLOCATORS, ("1.035",)),
+    Tied(LIMITS, "1.018 times", ALLOCATORS, ("1.018",)),
     Tied(LIMITS, "5 s", TRIALS, ("4.86",)),
     Tied(LIMITS, "13 s", TRIALS, ("13.20",)),
     Tied(LIMITS, "44 s", TRIALS, ("43.76",)),
