@@ -20,6 +20,7 @@ __all__ = [
     "PlanError",
     "PlanFile",
     "PlannedLoss",
+    "PlansFailedError",
     "RecordedRun",
     "StoreError",
     "StudyInterruptedError",

@@ -110,7 +110,7 @@ def tune(
         CaptureError: The training step cannot be captured as one graph.
         InfeasibleError: No plan fits the budget.
         NumericsError: No plan gives the results of the reference.
-        OutOfTimeError: The time limit ended before a plan was measured.
+        OutOfTimeError: The time limit ended before a plan was measured; or PlansFailedError: every plan crashed or hung.
         WorkerError: A measuring process was killed from outside.
         LockedError: Another process works in the run directory.
         StoreError: A directory of a store is missing, read-only or full.
@@ -161,7 +161,7 @@ def resume(
         CaptureError: The training step cannot be captured as one graph.
         InfeasibleError: No plan fits the budget.
         NumericsError: No plan gives the results of the reference.
-        OutOfTimeError: The time limit ended before a plan was measured.
+        OutOfTimeError: The time limit ended before a plan was measured; or PlansFailedError: every plan crashed or hung.
         WorkerError: A measuring process was killed from outside.
         LockedError: Another process works in the run directory.
         StoreError: A directory of a store is missing, read-only or full.

@@ -126,6 +126,7 @@ class AutoPlan:
         key = self._key(workload, graph)
         cached = self._cache_directory() / f"{key}.json"
         if (file := _read_cached(cached, graph)) is not None:
+            _print(f"using the plan {cached}")
             return file
         with self._lock():
             if (file := _read_cached(cached, graph)) is not None:  # another process tuned meanwhile

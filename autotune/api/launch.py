@@ -1,16 +1,14 @@
 """Start a study or a measurement from a config: directories, child processes, and MLflow as a listener."""
 
 import json
-import os
-import re
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune.api.run_name import choose_run_dir
 from autotune.errors import ConfigError, DeviceLostError, PlanError, StoreError, StudyInterruptedError, WorkerError
 from autotune.fleet.local import open_harness
 from autotune.fleet.open_runner import apply_class, open_parallel_devices, open_runner, refuse_fleet
@@ -21,10 +19,10 @@ from autotune.records.json_codec import from_json
 from autotune.records.measurement import Measurement
 from autotune.records.plan_file import PlanFile, match_plan
 from autotune.records.request import keep_stores
-from autotune.records.run_dir import RESERVED_NAMES, RunDir, find_runs_dir, remove_empty_run, resume_command
+from autotune.records.run_dir import RunDir, find_runs_dir, log_command, remove_empty_run, resume_command
 from autotune.records.trial import load_trials
 from autotune.study.events import Event, Logged, Preparing, Progress, Ready
-from autotune.study.interrupts import interrupt_on_signals
+from autotune.study.interrupts import Interrupts, Stopped, interrupt_on_signals
 from autotune.workloads.reference import lies_here
 
 if TYPE_CHECKING:
@@ -42,8 +40,6 @@ SMALL_BATCH = 2
 """Batch size at which an idle process is measured for an estimate; models with batch norm refuse 1."""
 SHARE_SECONDS = 300.0
 """Limit on copying a study to a shared database, which may stop answering at any moment."""
-MAX_NAME_BYTES = 200
-"""Maximum length of a run's name; a file name has 255 bytes, and drafts of a plan file add to the name."""
 
 
 def ignore_note(text: str) -> None:
@@ -71,7 +67,7 @@ def start_study(config: Config, name: str | None, progress: Progress) -> "StudyR
 
     check_request(config)  # before kernels are chosen by measuring
     run_dir = choose_run_dir(config, name)
-    is_new, requested_time = not run_dir.exists(), config.time
+    is_new, requested_time = name is None or not run_dir.exists(), config.time
     is_named = False
     if (recorded := RunDir(run_dir).config).exists():
         config = keep_stores(config, load_config(str(recorded)))
@@ -250,7 +246,7 @@ def run_tracked(
 ) -> "StudyResult":
     """Run a study on a runner; MLflow receives its events as well, and the last events state where the run was logged.
 
-    Nothing is logged of a study that is refused.
+    Nothing is logged of a study that is refused. A signal ends the logging alone: the result names it as `interrupted`.
 
     `tracker` is the connection to MLflow, by default a new one. `requested_time` is that of `autotune.study.session.tune`.
     """
@@ -260,8 +256,9 @@ def run_tracked(
     from autotune.study.recorded_run import read_session_end
 
     tracker = tracker or Tracker(config, run_dir)
+    result: StudyResult | None = None
     received: int | None = None
-    is_ready = False
+    is_ready, stopped_by = False, 0
 
     def notify(event: Event) -> None:
         nonlocal is_ready
@@ -284,11 +281,30 @@ def run_tracked(
         if is_ready:
             if RunDir(run_dir).study.exists():  # an error may have ended the search, too
                 received = read_session_end(run_dir, len(load_trials(RunDir(run_dir).trials))).get("interrupted")
-            if message := tracker.finish(interrupted=received):
-                progress(Logged(message))
-            if config.optuna_storage is not None and RunDir(run_dir).trials.exists():
-                progress(Logged(_share_within(SHARE_SECONDS, config.optuna_storage, run_dir), "optuna"))
-    return result
+            stopped_by = _log_end(config, run_dir, progress, tracker, interrupted=received)
+            if stopped_by and result is None:  # nothing would be lost, and a night has to end
+                signal.raise_signal(stopped_by)
+    assert result is not None
+    return replace(result, interrupted=result.interrupted or stopped_by)
+
+
+def _log_end(config: Config, run_dir: Path, progress: Progress, tracker: "Tracker", *, interrupted: int | None) -> int:
+    """Log the end of a study and copy its Optuna study; return the number of a signal that ended this, 0 for none.
+
+    The study itself has ended, so a signal must not cost its result. `interrupted` is that of `Tracker.finish`.
+    """
+    store, remedy = "mlflow", f"{log_command(run_dir)} adds it"
+    with Interrupts() as interrupts:
+        try:
+            with interrupts.breakable(patient=False):
+                if message := tracker.finish(interrupted=interrupted):
+                    progress(Logged(message))
+                if config.optuna_storage is not None and RunDir(run_dir).trials.exists():
+                    store, remedy = "optuna", "the next session copies what is missing"
+                    progress(Logged(_share_within(SHARE_SECONDS, config.optuna_storage, run_dir), store))
+        except Stopped:
+            progress(Logged(f"interrupted; {remedy}", store))
+    return interrupts.received
 
 
 def _share_within(seconds: float, address: str, run_dir: Path) -> str:
@@ -378,22 +394,3 @@ def load_run_config(run_dir: Path, overrides: Mapping[str, Any], *, from_command
     if request is None:
         raise ConfigError(f"{run_dir}: no run is recorded here; give a directory that autotune tune made")
     return load_config(request, overrides=options, from_command_line=from_command_line)
-
-
-def choose_run_dir(config: Config, name: str | None) -> Path:
-    """Return the directory of a new run; with the name of an existing run, that run's directory.
-
-    Raises ConfigError for a name that is empty or a path, and for one too long for the files that are named after it.
-    """
-    if name is None:
-        workload = re.sub(r"[^A-Za-z0-9]+", "-", config.workload.removesuffix(".py")).strip("-").lower()[-100:]
-        name = f"{time.strftime('%Y-%m-%d_%H%M%S')}_{workload}"
-    if Path(name).name != name or name in ("", ".", ".."):
-        raise ConfigError(
-            f"name {name!r}: give a plain name, neither empty nor a path; it becomes a directory in {config.runs}"
-        )
-    if name in RESERVED_NAMES:
-        raise ConfigError(f"name {name!r}: {config.runs}/{name} has records of another kind; give another name")
-    if len(os.fsencode(name)) > MAX_NAME_BYTES:
-        raise ConfigError(f"name {name[:40]!r}...: {len(os.fsencode(name))} bytes; give at most {MAX_NAME_BYTES}")
-    return Path(config.runs) / name

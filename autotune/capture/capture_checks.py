@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from autotune.capture.fx_nodes import tensor_storage
+from autotune.capture.fx_nodes import tensor_storage, user_path
 from autotune.capture.signature import has_hooks
 from autotune.capture.values.batch_branches import memory_of, written_nodes
 from autotune.capture.values.constant_values import DRAWS
@@ -18,6 +18,18 @@ from autotune.errors import CaptureError
 
 if TYPE_CHECKING:
     from autotune.capture.program import Program
+
+
+_OLDEST_TORCH = (2, 12)
+
+
+def refuse_old_torch(version: str = torch.__version__) -> None:
+    """Raise CaptureError for a torch whose Dynamo reports side effects elsewhere, so that a capture would lose them."""
+    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_TORCH:
+        raise CaptureError(
+            f"torch is {version}, with which a capture may lose side effects of the step; install a supported one: "
+            "pip install 'torch>=2.12,<2.14'"
+        )
 
 
 def refuse_gradients_of_the_batch(tensors: list[torch.Tensor]) -> None:
@@ -72,6 +84,28 @@ def refuse_lost_gradient(name: str, tensor: torch.Tensor) -> None:
         "model, so it would get none; register it as a parameter of the model, make the loss a module that holds it, or set "
         "requires_grad_(False) if it is not trained"
     )
+
+
+def refuse_writes_in_backward(graph: fx.Graph) -> None:
+    """Raise CaptureError for a tensor of the model that the backward pass changes in place, as a hook or a custom function does."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        written = node.args[0]
+        if isinstance(written, fx.Node) and written.op == "placeholder":
+            name = getattr(written.meta.get("desc"), "target", None)
+            raise CaptureError(
+                f"the backward pass changes {user_path(name) if name else 'a tensor'} in place, which a captured step does not "
+                "repeat; do that in the forward pass, or after the step"
+            )
+
+
+def refuse_scripted(modules: Iterable[tuple[str, torch.nn.Module]]) -> None:
+    """Raise CaptureError for a module of TorchScript, whose Python cannot be traced."""
+    for name, module in modules:
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"{name or 'the model'} is a module of TorchScript, which cannot be captured; pass the Python module that "
+                "it was made from"
+            )
 
 
 def refuse_loss(loss: torch.Tensor, *, is_second: bool) -> None:

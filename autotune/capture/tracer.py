@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,8 +24,11 @@ from autotune.capture.capture_checks import (
     refuse_checkpoints_that_write,
     refuse_gradients_of_the_batch,
     refuse_layouts,
+    refuse_old_torch,
     refuse_parameter_hooks,
     refuse_reentrant_checkpoints,
+    refuse_scripted,
+    refuse_writes_in_backward,
 )
 from autotune.capture.eager_kernels import eager_kernels
 from autotune.capture.joint_graph import JointTrace
@@ -82,7 +86,7 @@ def capture(
         CaptureError: if the step cannot be captured; the message names the op or the user's line and the next step.
     """
     name = name or type(workload.model).__name__
-    refuse_uninitialized(workload.model, workload.loss_fn)
+    _refuse_model(workload)
     tensors = batch_tensors(workload.batch)
     if not tensors:
         kind = type(workload.batch)
@@ -113,6 +117,7 @@ def capture(
         if trains:
             refuse_result(trace.joint.out_spec)
         graph = trace.joint.graph_module.graph
+        refuse_writes_in_backward(graph)
         for rewrite in REWRITES:
             with _name_errors(name, f"{rewrite.__module__}.{rewrite.__name__}"):
                 rewrite(graph)
@@ -150,6 +155,12 @@ def capture(
             raise effect
         warnings.warn(effect, stacklevel=2)
     return program
+
+
+def _refuse_model(workload: Workload) -> None:
+    refuse_old_torch()
+    refuse_scripted(workload.model.named_modules())
+    refuse_uninitialized(workload.model, workload.loss_fn)
 
 
 REWRITES: tuple[Callable[[fx.Graph], None], ...] = (
@@ -276,17 +287,18 @@ def _trace_with_dynamo(
 ) -> StepTrace:
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
-    def trace(numbers: frozenset[str]) -> PythonTrace:
+    def trace(numbers: frozenset[str], *, ints: bool = True) -> PythonTrace:
         with torch._dynamo.config.patch(allow_rnn=True):
-            return trace_python(step, tensors, step.numbers_only(numbers))
+            return trace_python(step, tensors, step.numbers_only(numbers), ints=ints)
 
+    trace_step = partial(trace, dynamic, ints=False)  # a float that became an int is a constant
     try:
-        python_trace = trace(dynamic)
+        python_trace = trace_step()
     except torch._dynamo.exc.Unsupported:
         if not _install_late_hooks(step):
             raise
-        python_trace = trace(dynamic)
-    python_trace = settle(python_trace, lambda: trace(dynamic))
+        python_trace = trace_step()
+    python_trace = settle(python_trace, trace_step)
     refuse_reentrant_checkpoints(python_trace.forward)
     refuse_checkpoints_that_write(python_trace.forward)
     unrepeated = refuse_read_side_effects(python_trace, trace)

@@ -14,7 +14,7 @@ from pathlib import Path
 from autotune.errors import DeviceRefusedError
 from autotune.fleet.channel import Channel, FarEndLostError, Reach
 from autotune.fleet.framing import FrameReader, to_frame
-from autotune.fleet.messages import CallProgress, FleetCall, FleetReply, decode_reply, encode_message
+from autotune.fleet.messages import CallProgress, FleetCall, FleetReply, decode_reply, encode_message, is_json
 
 SILENCE_SECONDS = 60.0
 """Time without a sign of life after which a far end counts as lost; it sends one every few seconds."""
@@ -62,7 +62,14 @@ class CommandChannel:
         if not self._is_alive and not select.select([self._replies], [], [], NOTE_SECONDS)[0]:
             report(f"waiting for the command {self._command[0]!r} to reach a device; its errors are in {self._log}")
         while True:
-            reply = decode_reply(self._receive())
+            is_first, frame = not self._is_alive, self._receive()
+            try:
+                reply = decode_reply(frame)
+            except DeviceRefusedError:
+                if is_first or is_json(frame):
+                    raise
+                # its writer died in the middle of a reply, and the command's own output ended the frame
+                raise FarEndLostError(self._explain(f"its reply is cut off: {frame[-80:]!r}")) from None
             if not isinstance(reply, CallProgress):
                 return reply
             if reply.text:

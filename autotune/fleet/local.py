@@ -83,10 +83,13 @@ def open_harness(config: Config, log_dir: Path | None = None, profile_cache: Pat
     stores = {str(name): Path(directory) for name, directory in config.stores.items()}
     check_store_directories(stores, None if log_dir is None else log_dir.parent)
     with contextlib.ExitStack() as stack:
+        logs = log_dir or stack.enter_context(Scratch(temporary_root(), "autotune-session-")).path
+        op_profile = profile_cache or RunsDir(Path(config.runs)).op_profile
         spec = Spec(
             workload=config.ref,
-            log_dir=log_dir or stack.enter_context(Scratch(temporary_root(), "autotune-session-")).path,
-            stores=stores,
+            # absolute, because the user's module may change the working directory
+            log_dir=logs.absolute(),
+            stores={name: directory.absolute() for name, directory in stores.items()},
             device_kind=config.device,
             memory_format=config.memory_format,
             loop=config.loop,
@@ -98,7 +101,7 @@ def open_harness(config: Config, log_dir: Path | None = None, profile_cache: Pat
             seed=config.seed,
             samples=config.samples,
             limit_bytes=config.limit_bytes,
-            profile_cache=profile_cache or RunsDir(Path(config.runs)).op_profile,
+            profile_cache=op_profile.absolute(),
         )
         yield stack.enter_context(Harness(spec))
 

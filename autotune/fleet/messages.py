@@ -70,6 +70,8 @@ class InspectDevice:
     kind: str
     stores: dict[str, str] = field(default_factory=dict)
     """Directories of the stores on the device's machine."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the measuring processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,19 @@ def decode_reply(text: bytes) -> FleetReply:
         raise DeviceRefusedError(f"the far end answers with {name!r}; install autotune {code_identity()} there")
     reply: FleetReply = from_json(_REPLIES[name], fields, where=f"reply {name}")
     return reply
+
+
+def is_json(text: bytes) -> bool:
+    """Return true if a text is a whole JSON document, whatever it says.
+
+    >>> is_json(b'{"type": "Renewed"}'), is_json(b'{"type": "Ren')
+    (True, False)
+    """
+    try:
+        parse_json(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _split(text: bytes, sender: str) -> tuple[str, dict[str, Any]]:

@@ -243,7 +243,7 @@ class RemoteRunner:
         """Open a channel unless there is one; after an error there is none."""
         if self._channel is not None:
             return
-        seconds = math.inf if self._prepared is None else self.wait_until - time.monotonic()
+        seconds = self.wait_until - time.monotonic()
         try:
             with self._limit_wait(seconds):
                 self._open()

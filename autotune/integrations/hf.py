@@ -4,6 +4,8 @@
 """
 
 import copy
+import inspect
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +13,9 @@ from typing import Any
 
 import torch
 
-from autotune.api.auto_plan import AutoPlan
 from autotune.errors import CaptureError, ConfigError, PlanError, install_command
 from autotune.integrations.hf_checks import refuse_arguments
+from autotune.integrations.plan_source import resolve_plan
 from autotune.integrations.side_effects import refuse_side_effects
 from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.prepared_step import PlanSource
@@ -41,7 +43,7 @@ class PlannedTrainerMixin:
         plan: Path of a plan file, a `PlanFile`, or a `Plan`, for the workload that `workload` returns. "auto" tunes at the
             first step for `budget`; an `AutoPlan` does so with its own limits and kernels, such as
             `AutoPlan(budget="65%", kernels="inductor")`. None runs the step as traced.
-        budget: Budget of the plan "auto", as of `AutoPlan`: bytes, or a share such as "65%".
+        budget: Budget of the plan "auto", as of `AutoPlan`: bytes, or a share; by default "65%".
         stores: Directory of each store that the plan offloads to, such as `{"ssd": "/mnt/nvme"}`.
         other_shapes: Action for a batch of another shape, such as the last one: "replan", "background", "eager" or "error";
             see `TrainStep`.
@@ -72,14 +74,11 @@ class PlannedTrainerMixin:
         buckets: Buckets | None = None,
         **kwargs: Any,
     ) -> None:
-        if (plan == "auto") != (budget is not None):
-            raise ConfigError(
-                f"plan is {plan!r} and budget {budget!r}; give both as plan='auto', budget='65%', or no budget"
-            )
+        plan = resolve_plan(plan, budget, stores)
         super().__init__(*args, **kwargs)
         refuse_arguments(self)
-        if plan == "auto":
-            plan = AutoPlan(budget=budget or "", stores=stores or {})
+        if "compute_loss" in vars(self):
+            raise ConfigError(f"compute_loss of {type(self).__name__} {_SET_ON_OBJECT}")
         self._planned_loss: PlannedLoss | None = None
         self._planned_arguments: dict[str, Any] = {
             "plan": plan, "stores": stores, "other_shapes": other_shapes, "buckets": buckets,
@@ -139,22 +138,24 @@ class PlannedTrainerMixin:
         raise ConfigError(f"{type(self).__name__}.train() calls compute_loss in no step; give it a training batch")
 
     def _compute_planned_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: Mapping[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        self, model: torch.nn.Module, inputs: Mapping[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        if return_outputs or not model.training or not torch.is_grad_enabled():
+        options = {**dict(zip(_LOSS_OPTIONS, args, strict=False)), **kwargs}
+        if options.pop("return_outputs", False) or not model.training or not torch.is_grad_enabled():
             if torch.is_grad_enabled():  # not the loss of an evaluation
                 self._unplanned = _explain_unplanned(model)
             if self._planned_loss is not None:
                 self._planned_loss.release_memory()  # an evaluation needs memory of its own
-            options = {"return_outputs": return_outputs, "num_items_in_batch": num_items_in_batch}
-            return _class_loss(self)(self, model, inputs, **options)
-        if isinstance(num_items_in_batch, int):
-            num_items_in_batch = torch.tensor(num_items_in_batch)  # a number would be a constant of the plan
-        batch = {"inputs": dict(inputs), "num_items_in_batch": num_items_in_batch}
+            return _class_loss(self)(self, model, inputs, *args, **kwargs)
+        count = options.pop("num_items_in_batch", None)
+        if options:
+            raise ConfigError(
+                f"training_step of {type(self).__name__} passes {next(iter(options))} to compute_loss, which is not "
+                "supported under a plan; pass it in the inputs as a tensor, or train without a plan"
+            )
+        if isinstance(count, int):
+            count = torch.tensor(count)  # a number would be a constant of the plan
+        batch = {"inputs": self._copy_inputs(inputs), "num_items_in_batch": count}
         parallel = isinstance(model, torch.nn.parallel.DistributedDataParallel)
         inner = model.get_submodule("module") if parallel else model
         if self._first_step is not None:
@@ -170,6 +171,17 @@ class PlannedTrainerMixin:
                     return model(batch)
             return self._planned_loss(batch)
 
+    def _copy_inputs(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the inputs in a dict, from which a loss may take items.
+
+        A tokenizer's mapping keeps its class where an overridden `compute_loss` reads an item as an attribute, such as
+        `inputs.labels`. With `buckets` it does not: they pad dicts alone.
+        """
+        code = getattr(inspect.unwrap(_class_loss(self)), "__code__", None)
+        reads_attributes = bool({*getattr(code, "co_names", ())} & {"data", *inputs})
+        keeps_class = reads_attributes and isinstance(inputs, UserDict) and self._planned_arguments["buckets"] is None
+        return copy.copy(inputs) if keeps_class else dict(inputs)
+
     def _choose_problem_type(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> None:
         """Let a classifier choose its loss from the labels, as its first forward does; a plan does not repeat that."""
         is_classifier = "Classification" in str(getattr(model, "loss_type", ""))
@@ -177,10 +189,8 @@ class PlannedTrainerMixin:
             self.label_smoother or self.compute_loss_func  # type: ignore[attr-defined]
         )
         if is_classifier and model_computes_loss and getattr(model.config, "problem_type", "") is None:
-            model.eval()
-            with torch.no_grad():
+            with _in_eval_mode(model), torch.no_grad():
                 model(**inputs)
-            model.train()
 
     def _close_plan(self) -> None:
         if self._planned_loss is not None:
@@ -233,6 +243,11 @@ _UNCOPIED = {
 }  # fmt: skip
 """Attributes of a trainer that a loss does not read."""
 
+_LOSS_OPTIONS = ("return_outputs", "num_items_in_batch", "a further positional argument")
+"""Names of the arguments of `compute_loss` after model and inputs, in their order."""
+_SET_ON_OBJECT = "is set on the object, but a plan is for that of the class; define it as a method of the class"
+"""End of the message about a `compute_loss` that the class does not define."""
+
 
 def _class_loss(trainer: Any) -> Callable[..., Any]:
     """Return the function `compute_loss` of the trainer's class, which a plan replaces on the trainer itself."""
@@ -275,9 +290,12 @@ class _PlanCheck(transformers.TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         """Raise ConfigError if the step ran without the plan."""
-        if self._trainer._planned_loss is None:
-            name = type(self._trainer).__name__
-            raise ConfigError(f"training_step of {name} {self._trainer._unplanned}, or train without a plan")
+        trainer = self._trainer
+        if trainer._planned_loss is None:
+            name = type(trainer).__name__
+            if vars(trainer).get("compute_loss") != trainer._compute_planned_loss:
+                raise ConfigError(f"compute_loss of {name} {_SET_ON_OBJECT}")
+            raise ConfigError(f"training_step of {name} {trainer._unplanned}, or train without a plan")
 
 
 @contextmanager
@@ -304,6 +322,19 @@ def _checking_capture(trainer: Any) -> Iterator[None]:
                 f"{error}; compute_loss is that of {owner.__name__}: override it in a subclass without that line, or with "
                 "compute_loss = transformers.Trainer.compute_loss"
             ) from error
+
+
+@contextmanager
+def _in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Put the modules of a model into eval mode for the block, without their `train`, which a user may override."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from torch.utils import _pytree as pytree
 
 from autotune.errors import ConfigError, install_command
 from autotune.integrations.compiled_models import refuse_compiled
+from autotune.integrations.method_code import may_read_gradients
 from autotune.integrations.plan_source import resolve_plan
-from autotune.integrations.planned_method import MethodLoss, PlannedMethod, names_gradients
+from autotune.integrations.planned_method import MethodLoss, PlannedMethod
 from autotune.runtime.planned_loss import PlannedLoss, run_in_autocast
 from autotune.runtime.prepared_step import PlanSource
 from autotune.runtime.shapes.buckets import Buckets
@@ -60,7 +61,7 @@ class PlanCallback(pl.Callback):
         plan: Path of a plan file, a `PlanFile`, a `Plan`, or an `AutoPlan`, for the graph of `workload(module, batch, loss)`.
             "auto" tunes at the first step, and `AutoPlan(budget="65%", kernels="inductor")` on compiled regions. None runs the
             method as traced.
-        loss: Name of the method. It returns the loss, a tuple that begins with it, or a mapping with the key "loss".
+        loss: Name of the method. It returns the loss, a tuple that begins with it, or a dict with the key "loss".
         stores: Directory of each store that the plan offloads to, such as `{"ssd": "/mnt/nvme"}`.
         other_shapes: Action for a batch of another shape, or after a change of a captured Python value; see `TrainStep`.
         buckets: Sizes to pad batches to; see `PlannedLoss`.
@@ -105,7 +106,7 @@ class PlanCallback(pl.Callback):
         self._plan, self._loss = resolve_plan(plan, budget, stores), loss
         self._options = {"stores": stores, "other_shapes": other_shapes, "buckets": buckets}
         self._method: PlannedMethod | None = None
-        self._clears = False
+        self._clears = self._reads_gradients = False
 
     @property
     def planned(self) -> PlannedLoss | None:
@@ -122,6 +123,8 @@ class PlanCallback(pl.Callback):
         """Replace the module's method by its planned version."""
         _refuse_module(pl_module, self._loss)  # again: another callback may have replaced the method since `setup`
         refuse_compiled(pl_module)
+        # training_step may go on after the loss
+        self._reads_gradients = may_read_gradients(pl_module, "training_step", self._loss)
         self._method = PlannedMethod(
             pl_module,
             self._loss,
@@ -160,7 +163,7 @@ class PlanCallback(pl.Callback):
     def _clear_gradients(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Clear the gradients of the step before, at the first planned call of a batch."""
         clears, self._clears = self._clears, False
-        if clears and not _uses_gradients_again(trainer, module, self._loss):
+        if clears and not self._reads_gradients and not _uses_gradients_again(trainer, module):
             groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
             for parameter in (parameter for group in groups for parameter in group["params"]):
                 parameter.grad = None
@@ -228,8 +231,8 @@ def _skips_backward(trainer: pl.Trainer) -> bool:
     return bool(getattr(trainer.fit_loop, "_skip_backward", False))
 
 
-def _uses_gradients_again(trainer: pl.Trainer, module: pl.LightningModule, loss: str) -> bool:
-    """Return True if code of the user may read or keep the gradients until Lightning clears them."""
+def _uses_gradients_again(trainer: pl.Trainer, module: pl.LightningModule) -> bool:
+    """Return True if a hook or an optimizer may read or keep the gradients until Lightning clears them."""
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     users = [callback for callback in callbacks if isinstance(callback, LambdaCallback) or _is_of_the_user(callback)]
     hooks = "on_train_batch_start", "on_before_zero_grad"
@@ -243,9 +246,13 @@ def _uses_gradients_again(trainer: pl.Trainer, module: pl.LightningModule, loss:
         pre_hooks += getattr(optimizer, "_optimizer_step_pre_hooks", {}).values()
     steps = "optimizer_step", "optimizer_zero_grad"
     reads = reads or any(is_overridden(hook, module) for hook in (*hooks, *steps))
-    # training_step may go on after the loss
-    reads = reads or any(names_gradients(getattr(type(module), name)) for name in ("training_step", loss))
+    reads = reads or any(map(_replaces_zero_grad, trainer.optimizers))
     return reads or any(_is_of_the_user(hook) for hook in pre_hooks)
+
+
+def _replaces_zero_grad(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True for an optimizer whose `zero_grad` is not that of torch: it may keep the gradients."""
+    return "zero_grad" in vars(optimizer) or type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
 
 
 def _is_of_the_user(code: object) -> bool:

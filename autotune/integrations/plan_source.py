@@ -25,5 +25,6 @@ def resolve_plan(
     if plan == "auto":
         return AutoPlan(budget=DEFAULT_BUDGET if budget is None else budget, stores=stores or {})
     if budget is not None:
-        raise ConfigError(f"budget is {budget!r}, but the plan exists already; pass plan='auto', or leave budget out")
+        source = "there is no plan to make" if plan is None else "the plan exists already"
+        raise ConfigError(f"budget is {budget!r}, but {source}; pass plan='auto', or leave budget out")
     return plan

@@ -1,15 +1,17 @@
 """Replace a method of a module, which returns a loss, by the same method under a plan."""
 
-import dis
 import functools
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from types import CodeType, MethodType
+from types import MethodType
 from typing import Any
 
 import torch
 
+from autotune.capture.python.step_module import like_tuple
 from autotune.errors import ConfigError
+from autotune.integrations.method_code import may_read
 from autotune.integrations.side_effects import refuse_side_effects
 from autotune.runtime.planned_loss import PlannedLoss
 
@@ -59,12 +61,13 @@ class MethodLoss:
 
     def __init__(self, kind: type[torch.nn.Module], name: str) -> None:
         self._function: Callable[..., Any] = getattr(kind, name)
+        self._name = name
         parameters = inspect.signature(self._function).parameters.values()
         named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self._names = [parameter.name for parameter in parameters if parameter.kind in named][1:]
         rests = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.VAR_POSITIONAL]
         self._rest = rests[0] if rests else ""
-        self._unread = {parameter.name for parameter in parameters if not _may_read(self._function, parameter.name)}
+        self._unread = {parameter.name for parameter in parameters if not may_read(self._function, parameter.name)}
         self.recorder = LogRecorder()
         self.arguments: dict[str, Any] = {}
         """Numbers and strings of the current call that the method never reads: they may change at every step."""
@@ -89,7 +92,10 @@ class MethodLoss:
         return {name: value for name, value in values.items() if name not in self.arguments}
 
     def __call__(self, module: torch.nn.Module, batch: dict[str, Any]) -> Any:
-        """Return the loss, the rest of the method's result, and the recorded calls of `log`."""
+        """Return the loss, the rest of the method's result, and the recorded calls of `log`.
+
+        The rest of a named tuple is one whose first field, that of the loss, is None.
+        """
         result = self._function(module, **batch, **self.arguments)
         logged = list(self.recorder.entries)
         self.recorder.entries.clear()
@@ -98,31 +104,18 @@ class MethodLoss:
                 f"{self._function.__name__} returned None instead of a loss, and a plan cannot skip a batch"
             )
         if isinstance(result, Mapping):
+            # Lightning reads no attribute of the result of training_step
+            if self._name != "training_step" and type(result) is not dict and type(result) is not OrderedDict:
+                raise ConfigError(
+                    f"{self._function.__name__} returned a {type(result).__name__}, of which a plan would keep no attribute; "
+                    "return a dict, or a tuple that begins with the loss"
+                )
             return result["loss"], {key: value for key, value in result.items() if key != "loss"}, logged
+        if isinstance(result, tuple) and hasattr(result, "_fields"):
+            return result[0], like_tuple(result, (None, *result[1:])), logged
         if isinstance(result, tuple):
             return result[0], result[1:], logged
         return result, None, logged
-
-
-def _may_read(function: Callable[..., Any], name: str) -> bool:
-    """Return whether a function may read an argument; False if its code never loads it, which is common for `batch_idx`."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None or "locals" in code.co_names:
-        return True
-    loads = [step.argval for step in dis.get_instructions(code) if "LOAD" in step.opname]
-    return any(name == loaded or (isinstance(loaded, tuple) and name in loaded) for loaded in loads)
-
-
-def names_gradients(function: Callable[..., Any]) -> bool:
-    """Return whether a function's own code names `grad`, as code does that reads gradients."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return code is None or _mentions(code, "grad")
-
-
-def _mentions(code: CodeType, name: str) -> bool:
-    """Return whether code, or a function or a comprehension in it, names an attribute, a global or a text."""
-    inner = (part for part in code.co_consts if isinstance(part, CodeType))
-    return name in code.co_names or name in code.co_consts or any(_mentions(part, name) for part in inner)
 
 
 def _refuse_graph(options: Mapping[str, Any]) -> None:
@@ -194,4 +187,6 @@ class PlannedMethod:
         self._loss.recorder.replay(module, logged)
         if isinstance(rest, Mapping):
             return {"loss": loss, **rest}
+        if hasattr(rest, "_fields"):
+            return like_tuple(rest, (loss, *rest[1:]))
         return loss if rest is None else (loss, *rest)

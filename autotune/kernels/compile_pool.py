@@ -25,7 +25,7 @@ import torch
 from autotune import errors
 from autotune.errors import CaptureError
 from autotune.kernels.compile_worker import encode_request, lock_where_possible
-from autotune.kernels.kernel_cache import compiler_directory, kernel_directory
+from autotune.kernels.kernel_cache import compiler_directory, kernel_directory, writing
 
 if TYPE_CHECKING:
     from autotune.kernels.compiled_region import CompiledRegion
@@ -113,7 +113,10 @@ def _read(path: Path) -> str:
 @contextlib.contextmanager
 def _lock_compilation() -> Iterator[None]:
     """Let one process of this machine compile at a time: several ranks or measuring processes need the same regions."""
-    with (kernel_directory() / "compile.lock").open("a+") as lock:
+    path = kernel_directory() / "compile.lock"
+    with contextlib.ExitStack() as stack:
+        with writing(path):
+            lock = stack.enter_context(path.open("a+"))
         try:
             lock_where_possible(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -188,8 +191,9 @@ class _Worker:
 def _workers(count: int) -> Iterator[list[_Worker]]:
     """Start compiling processes, and end them after the block."""
     scratch = compiler_directory()
-    _remove_incomplete(scratch.parent)
-    scratch.mkdir(parents=True, exist_ok=True)
+    with writing(scratch):
+        _remove_incomplete(scratch.parent)
+        scratch.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         workers = []
         for _ in range(count):

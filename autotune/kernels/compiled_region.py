@@ -15,6 +15,7 @@ from autotune.kernels.compile_pool import compile_in_pool
 from autotune.kernels.kernel_cache import (
     DamagedEntryError,
     Kernel,
+    compiler_directory,
     discard_entry,
     entry_path,
     load_entry,
@@ -35,6 +36,8 @@ _LACK_OF_MEMORY = (
     "out of memory", "allocate memory", "memory exhausted", "bad_alloc", "killed signal terminated program",
 )  # fmt: skip
 """Texts of compilers and allocators without enough memory."""
+_LACK_OF_SPACE = ("No space left on device", "Disk quota exceeded")
+"""Texts of compilers on a full disk."""
 
 
 class CompiledRegion:
@@ -165,7 +168,7 @@ class CompiledRegion:
 
         Raises:
             CaptureError: Inductor cannot compile the region.
-            ConfigError: No C++ compiler works.
+            ConfigError: No C++ compiler works, or files cannot be written.
         """
         try:
             compiled = self._generate()
@@ -205,7 +208,13 @@ class CompiledRegion:
                 _pass_on_lack_of_memory(error)
                 cause = getattr(error, "inner_exception", error)  # inductor wraps what its compiler raises
                 if isinstance(cause, (CppCompileError, InvalidCxxCompiler)):
-                    raise ConfigError(_explain_compiler(str(cause))) from error
+                    raise ConfigError(_explain_compiler(str(cause), self.device)) from error
+                if isinstance(cause, OSError) and cause.errno is not None:  # of the machine, not of the region
+                    directory, variable = _scratch(self.device)
+                    raise ConfigError(
+                        f"inductor cannot compile {self.__name__} in {directory}: {cause}; free space or add the "
+                        f"permission there, or set {variable}"
+                    ) from error
                 reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
                 raise CaptureError(
                     f"inductor cannot compile {self.__name__} ({len(self.region.calls)} ops): {reason}; use --kernels aten"
@@ -251,12 +260,23 @@ class CompiledRegion:
         return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device).copy_(output)
 
 
-def _explain_compiler(error: str) -> str:
+def _explain_compiler(error: str, device: torch.device) -> str:
     """Return what the compiler lacks, and what to do, from the text of its error."""
     lines = [line.strip() for line in error.strip().splitlines()]
+    full = next((line for line in lines if any(text in line for text in _LACK_OF_SPACE)), None)
+    if full is not None:
+        directory, variable = _scratch(device)
+        return f"the C++ compiler cannot write a kernel: {full}; free space in {directory}, or set {variable}"
     reason = next((line for line in lines if "error:" in line), lines[0] if lines else "no reason given")
     fix = "install Python's headers (Debian: python3-dev)" if "Python.h" in reason else "install or repair g++"
     return f"the C++ compiler cannot compile a kernel: {reason}; {fix}, or use --kernels aten"
+
+
+def _scratch(device: torch.device) -> tuple[str, str]:
+    """Return the directory in which inductor compiles for a device, and the variable that moves it."""
+    if device.type == "cpu":
+        return str(compiler_directory()), "XDG_CACHE_HOME"
+    return "inductor's directory", "TORCHINDUCTOR_CACHE_DIR"
 
 
 def _pass_on_lack_of_memory(error: Exception) -> None:

@@ -114,19 +114,31 @@ def write_failure(path: Path, reason: str) -> None:
 
 
 @contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise ConfigError where the block cannot write `path`, which is in the directory of compiled kernels."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error}; free space or add the permission there, or set XDG_CACHE_HOME"
+        ) from error
+
+
+@contextlib.contextmanager
 def _new_entry(path: Path) -> Iterator[Path]:
     """Yield an empty directory that becomes the entry after the block."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=path.parent))
-    try:
-        yield unfinished
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=path.parent))
         try:
-            unfinished.rename(path)
-        except OSError:
-            if not path.exists():  # else another process wrote the same entry meanwhile
-                raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+            yield unfinished
+            try:
+                unfinished.rename(path)
+            except OSError:
+                if not path.exists():  # else another process wrote the same entry meanwhile
+                    raise
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 class DamagedEntryError(ConfigError):
@@ -141,8 +153,9 @@ def discard_entry(path: Path) -> None:
     with contextlib.suppress(OSError):  # another process was first
         path.rename(path.with_name(f"unfinished-{path.name}-{os.getpid()}"))
     scratch = kernel_directory() / "inductor"
-    scratch.mkdir(exist_ok=True)
-    (scratch / "unfinished-load").touch()
+    with contextlib.suppress(OSError):  # a compilation in a directory that cannot be written names it
+        scratch.mkdir(exist_ok=True)
+        (scratch / "unfinished-load").touch()
 
 
 def load_entry(path: Path) -> Kernel:

@@ -1,6 +1,7 @@
 """Turn a captured program into one whose fusible ops are compiled regions."""
 
 import contextlib
+import logging
 import math
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,8 @@ from autotune.kernels.matmul_sums import as_addmm, find_sums
 from autotune.kernels.overwriting import find_overwritable
 from autotune.kernels.part_inputs import read_parts
 from autotune.kernels.saving import rebuilding_ops, rebuilt_values
+
+_log = logging.getLogger(__name__)
 
 SHARED_WITHIN = 24
 """Number of later ops within which a value that was rebuilt for one op is reused by another."""
@@ -119,16 +122,25 @@ def compile_regions(program: Program, listen: Listen | None = None) -> None:
 def load_variants(targets: Iterable[object], listen: Listen | None = None) -> None:
     """Load the kernels of those targets that are regions which write over an input.
 
-    One that cannot be compiled runs the region without overwriting, and copies the output over the input.
+    One that cannot be compiled runs the region without overwriting, and copies the output over the input. A warning
+    states how many do so, unless `listen` is passed.
     """
     variants = [target for target in targets if isinstance(target, CompiledRegion) and target.overwritten is not None]
     unique = list({variant.signature: variant for variant in variants if not variant.is_loaded}.values())
     missing = [variant for variant in unique if variant.device.type == "cpu" and not variant.load_cached()]
     with contextlib.suppress(CaptureError):  # a compiler under a memory limit may be killed; `compile` tries once more
         compile_in_pool(missing, listen)
+    problems = []
     for variant in unique:
-        with contextlib.suppress(CaptureError):
+        try:
             variant.compile()
+        except CaptureError as error:
+            problems.append(str(error))
+    if problems and listen is None:  # a training loop; else a study, which measures the copies
+        _log.warning(
+            "autotune: %d regions copy an output over their input, through a second buffer of its bytes: %s",
+            len(problems), problems[0],
+        )  # fmt: skip
 
 
 def load_kernels(regions: Sequence[CompiledRegion], listen: Listen | None = None) -> None:

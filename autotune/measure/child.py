@@ -32,7 +32,7 @@ DETAIL_LINES = 3
 """Number of last lines of a dead child's log that a measurement quotes."""
 
 POLL_SECONDS = 1.0
-"""Time after which a wait for a reply looks whether the child still lives."""
+"""Time after which a wait for a request or a reply looks whether the child still lives."""
 EXIT_SECONDS = 10.0
 """Time for the exit of a child that closed its pipe."""
 
@@ -56,6 +56,7 @@ class Child:
     ) -> None:
         self._process = process
         self._requests, self._replies = pipes
+        os.set_blocking(self._requests, False)  # a child that hangs may never read
         self._unread = b""
         self._log, self._log_begin = log, log_begin
         self._cgroup_owner = cgroup
@@ -99,7 +100,12 @@ class Child:
         if spec.limit_bytes is not None:
             emulated = LimitKind.FRACTION if spec.device_kind == "cuda" else LimitKind.RLIMIT
             child.limit = (LimitKind.CGROUP if cgroup is not None else emulated).value
-        child._send(encode(replace(spec, limit_bytes=None) if cgroup is not None else spec))
+        try:
+            sent = replace(spec, limit_bytes=None) if cgroup is not None else spec
+            child._send(encode(sent), time.monotonic() + spec.time_limit_seconds)
+        except BaseException:
+            child.end()
+            raise
         return child
 
     @property
@@ -117,7 +123,7 @@ class Child:
         """
         deadline = time.monotonic() + seconds
         try:
-            self._send(encode(request))
+            self._send(encode(request), deadline)
             while isinstance(reply := self._receive(deadline), WorkProgress):
                 self.report(reply)
         except TimeoutError:
@@ -152,10 +158,14 @@ class Child:
         if self._log.exists() and self._log.stat().st_size == 0:
             self._log.unlink()
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes, deadline: float) -> None:
         with contextlib.suppress(BrokenPipeError):  # the reply, or its absence, gives the reason
-            while data:
-                data = data[os.write(self._requests, data) :]
+            while data and self.alive:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
+                if select.select([], [self._requests], [], min(left, POLL_SECONDS))[1]:
+                    data = data[os.write(self._requests, data) :]
 
     def _receive(self, deadline: float) -> Any:
         while b"\n" not in self._unread:

@@ -327,12 +327,12 @@ class Harness:
         digests: Mapping[str, str] | None = None,
         budget_bytes: int | None = None,
     ) -> Measurement:
-        beside_eager = self.prepare().baseline_fits
-        eager = TimedSide(partial(self._children.ask, ChildRole.EAGER_SECONDS)) if beside_eager else None
-        planned = TimedSide(partial(self._children.ask, ChildRole.PLAN_SECONDS), plan, digests)
+        prepared = self.prepare()
+        eager = TimedSide(partial(self._children.ask, ChildRole.EAGER_SECONDS)) if prepared.baseline_fits else None
+        planned = TimedSide(partial(self._children.ask, ChildRole.PLAN_SECONDS), plan, digests, prepared.floor_bytes)
         most_bytes = None
         if digests is not None and budget_bytes is not None:
-            most_bytes = self.prepare().floor_bytes + int(budget_bytes * (1 + HOPELESS_EXCESS))
+            most_bytes = int(budget_bytes * (1 + HOPELESS_EXCESS))
         rests = not self._can_keep_memory(self.baseline().charged_bytes)
         timing = self._time(planned, eager, beat=beat, most_bytes=most_bytes, rests=rests)
         if timing.stopped_early:

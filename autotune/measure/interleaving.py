@@ -55,6 +55,8 @@ class TimedSide:
     plan: Plan | None = None
     expected: Mapping[str, str] | None = None
     """Digests of the captured step that the plan's have to equal before it is timed; None to compare nothing."""
+    floor_bytes: int = 0
+    """Least bytes of the idle process; `begin` raises it to those of its own process."""
     blocks: list[TimedBlock] = field(default_factory=list)
     failure: ChildError | None = None
     """First error of a tolerated action."""
@@ -66,7 +68,7 @@ class TimedSide:
 
     def begin(self, *, rests: bool = True) -> None:
         """Make the process ready to be timed; ChildError where the plan computes other bits than expected."""
-        self.ask(BeginTiming(self.plan, rests))
+        self.floor_bytes = max(self.floor_bytes, self.ask(BeginTiming(self.plan, rests)).floor_bytes)
         if self.expected is not None:
             digests = self.ask(TimedDigestsRequest()).digests
             names = [*self.expected, *(name for name in digests if name not in self.expected)]
@@ -144,9 +146,10 @@ def time_beside_eager(
     Each side has a process of its own. In one process the heap that a plan leaves behind made eager's steps on GPT-2 a
     fifth slower. With `rests` a process returns its memory while the other one runs, and its next steps are not
     measured. Without it both keep their memory, a block is one step, and eager's process stays ready for the next plan.
-    `beat` is a ratio to eager's time. A plan whose process is charged more than `most_bytes` is timed no longer than one
-    that cannot reach it. After `patience_seconds` no further block begins. `counters` reads the machine's load before the
-    first block and after the last one. A failure of eager is recorded, a failure of the plan raises ChildError.
+    `beat` is a ratio to eager's time. A plan whose step is charged more than `most_bytes` above the floor is timed no
+    longer than one that cannot reach it. After `patience_seconds` no further block begins. `counters` reads the
+    machine's load before the first block and after the last one. A failure of eager is recorded, a failure of the plan
+    raises ChildError.
     """
     plan.begin(rests=rests)
     if eager is not None:
@@ -161,7 +164,8 @@ def time_beside_eager(
         block = plan.run_block(rests=rests)
         beside = eager.seconds if eager is not None else []
         stopped = beat is not None and len(plan.seconds) < samples and cannot_beat(plan.seconds, beside, beat)
-        if most_bytes is not None and block.charged_bytes > most_bytes and len(plan.seconds) >= MIN_STEPS:
+        is_hopeless = most_bytes is not None and block.charged_bytes - plan.floor_bytes > most_bytes
+        if is_hopeless and len(plan.seconds) >= MIN_STEPS:
             break
     load = machine_load(before, counters())
     failure = eager.failure if eager is not None else None

@@ -196,7 +196,15 @@ class CompileRequest(Expects[Done]):
 
 
 @dataclass(frozen=True, slots=True)
-class BeginTiming(Expects[Done]):
+class TimingBegin:
+    """Floor of a process that is ready to be timed."""
+
+    floor_bytes: int = 0
+    """Bytes of the idle process before the first step, without the workload's tensors; 0 for plain eager."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeginTiming(Expects[TimingBegin]):
     """Make a plan ready to be timed in blocks; lay out its arena if it has one."""
 
     plan: Plan | None = None
@@ -330,6 +338,7 @@ Reply = (
     | GateDescription
     | BatchSize
     | Wiring
+    | TimingBegin
     | TimedBlock
     | TimingEnd
     | Digests

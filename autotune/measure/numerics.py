@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import CaptureError, ConfigError, NumericsError
+from autotune.errors import CaptureError, ConfigError, NumericsError, StoreError
 from autotune.ir.plan import Plan
 from autotune.measure.children import Children, ChildRole, refuse_killed
 from autotune.measure.messages import (
@@ -59,6 +59,11 @@ def find_expected_results(
             return _compare_traced(children, spec, traced, expected, ChildRole.PLAN_BYTES)
         except ChildError as error:
             refuse_killed(error, workload, "the captured step")
+            if error.outcome is Outcome.DISK_FULL:
+                raise StoreError(
+                    f"{workload}: the results of the captured step could not be written: {error.detail}; free space on "
+                    "the disk of the run directory, or name another one with runs"
+                ) from error
             if error.outcome is not Outcome.OUT_OF_MEMORY:
                 raise error.as_autotune_error() or CaptureError(
                     f"{workload}: the captured step fails: {error.detail}"

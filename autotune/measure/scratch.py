@@ -17,7 +17,8 @@ class Scratch:
     def __init__(self, parent: Path, prefix: str) -> None:
         remove_dead(parent, prefix)
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            # before Python 3.12 it is as relative as its parent, and a workload may change the working directory
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)).absolute()
             try:  # another session may remove it before it is locked
                 self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
             except FileNotFoundError:

@@ -55,12 +55,16 @@ def plan_tolerance(device_kind: str) -> float:
     return 1.0 if device_kind == "cuda" else 0.0
 
 
+TRAINS_AT_IMPORT = 'if its file trains when it is imported, put that under `if __name__ == "__main__":`'
+"""Next step for a workload that takes too long: worker processes import its file."""
+
+
 def explain_eager_failure(workload: WorkloadRef, baseline: Measurement) -> AutotuneError:
     """Return the error for a workload whose step fails in plain PyTorch."""
     if baseline.outcome is Outcome.TIMEOUT:
         return ConfigError(
             f"{workload}: steps in plain PyTorch are too slow to measure, or hang: {baseline.detail}; make the batch smaller, or "
-            "accumulate fewer steps. If a step should take seconds, run it once without autotune"
+            f"accumulate fewer steps; {TRAINS_AT_IMPORT}. If a step should take seconds, run it once without autotune"
         )
     if baseline.outcome is Outcome.DISK_FULL:  # the step's results are files of the run
         return StoreError(
@@ -85,5 +89,13 @@ def explain_survey_failure(
                 f"{workload} does not even fit {limit} one operator at a time; make the batch smaller"
             )
         case Outcome.TIMEOUT:
-            return CaptureError(f"{workload} took more than {seconds:g} s to capture and profile")
+            return CaptureError(
+                f"{workload} took more than {seconds:g} s to capture and profile; {TRAINS_AT_IMPORT}, else make the "
+                "batch smaller"
+            )
+        case Outcome.DISK_FULL:
+            return StoreError(
+                f"{workload}: a disk is full while it is captured and profiled: {detail}; free space on the disks of "
+                "the run directory, the stores and temporary files"
+            )
     return CaptureError(f"cannot capture and profile {workload}: {detail}")

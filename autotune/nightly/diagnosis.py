@@ -1,7 +1,7 @@
 """Diagnose the cause of a regression from the conditions that changed since the last good night."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from autotune.records.speed_environment import list_changes
@@ -46,9 +46,15 @@ class Cause(StrEnum):
 
 
 def diagnose(now: Conditions, before: Conditions | None) -> tuple[list[Cause], str]:
-    """Return (causes, explanation) of a regression, the likeliest cause first; without a change it is the device."""
+    """Return (causes, explanation) of a regression, the likeliest cause first; without a change it is the device.
+
+    Without a change, and without a device because the workload did not prepare, there is no cause.
+    """
     if before is None:
         return [Cause.DEVICE], "no good night to compare with"
+    lacks_device = bool(before.device) and not now.device
+    if lacks_device:
+        before = _without_prepared(before)
     changes = {
         Cause.DEVICE: _device_changes(now, before),
         Cause.ENVIRONMENT: [
@@ -63,6 +69,8 @@ def diagnose(now: Conditions, before: Conditions | None) -> tuple[list[Cause], s
         order = [Cause.DEVICE, Cause.ENVIRONMENT, Cause.CODE]
     causes = [cause for cause in order if changes[cause]]
     if not causes:
+        if lacks_device:
+            return [], "code and packages are the same as in the last good night"
         return [Cause.DEVICE], "code, packages and silicon are the same as in the last good night"
     return causes, "; ".join(change for cause in causes for change in changes[cause])
 
@@ -75,6 +83,17 @@ def list_differences(now: Mapping[str, str], before: Mapping[str, str]) -> list[
     """
     names = [name for name in {**before, **now} if now.get(name) != before.get(name)]
     return [f"{name} {before.get(name, 'none')} -> {now.get(name, 'none')}" for name in names]
+
+
+def _without_prepared(conditions: Conditions) -> Conditions:
+    """Return the conditions without those that only a workload that prepares has: device, driver, threads and graph."""
+    return replace(
+        conditions,
+        code={name: value for name, value in conditions.code.items() if name != "graph"},
+        environment={name: value for name, value in conditions.environment.items() if name != "driver"},
+        device={},
+        threads={},
+    )
 
 
 def _device_changes(now: Conditions, before: Conditions) -> list[str]:

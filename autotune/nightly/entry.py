@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from autotune.errors import AutotuneError, DeviceLostError, DeviceRefusedError, PlanError, StoreError, WorkerError
+from autotune.errors import AutotuneError, PlanError
 from autotune.fleet.far_end.device_server import DeviceRunner
 from autotune.measure.device.conditions import MachineConditions
 from autotune.nightly.comparison import (
@@ -19,6 +19,7 @@ from autotune.nightly.comparison import (
 from autotune.nightly.conditions import collect_conditions
 from autotune.nightly.config import NightlyConfig, NightlyEntry
 from autotune.nightly.diagnosis import Cause, Conditions, diagnose
+from autotune.nightly.failures import describe_failure, is_inconclusive
 from autotune.nightly.history import (
     EntryDirectory,
     NightRecord,
@@ -157,8 +158,7 @@ class EntrySession:
         An error of a store or of a device is inconclusive, and so is a process that another one killed: it is no evidence
         against the champion. For an entry with a champion, so is every error before its device answered.
         """
-        is_unrelated = isinstance(error, StoreError | DeviceLostError | DeviceRefusedError | WorkerError)
-        if is_unrelated or (self.champion is not None and not self.is_up):
+        if is_inconclusive(error) or (self.champion is not None and not self.is_up):
             self.result = replace(self.result, verdict=NightVerdict.INCONCLUSIVE, detail=f"{error}")
         elif self.champion is None:
             failed = NightVerdict.FAILED
@@ -308,10 +308,10 @@ class EntrySession:
                 self.entry.refine and self.rounds.seconds_left > 0 and not self.result.pending
             ):
                 self.refine()
-        except AutotuneError as error:
+        except Exception as error:  # an internal error of a search must not cost the champion its verdict
             if self.champion is None:
                 raise
-            self.notes.append(f"no challenger: {error}")
+            self.notes.append(f"no challenger: {describe_failure(error)}")
 
     def promote(self) -> None:
         """Make the challenger the champion, after it was faster in two nights."""

@@ -2,9 +2,8 @@
 
 import contextlib
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.errors import AutotuneError, ConfigError, LockedError, nearest
@@ -12,6 +11,7 @@ from autotune.fleet.far_end.device_server import DeviceRunner
 from autotune.fleet.waiting import WaitingFile
 from autotune.nightly.config import RESERVED, NightlyConfig, NightlyEntry
 from autotune.nightly.entry import EntrySession, Search
+from autotune.nightly.failures import describe_failure, is_inconclusive
 from autotune.nightly.history import EntryDirectory, NightRecord, NightVerdict
 from autotune.nightly.parallel import EntryProcess, EntryTime, run_in_parallel
 from autotune.nightly.result_files import write_results
@@ -173,10 +173,10 @@ def _run_entry(
             night = session.run()
     except AutotuneError as error:  # the entry could not start: a store, a device or a file is missing
         night = _failed_night(home, entry, name, f"{error}", error.exit_code)
+        if is_inconclusive(error) and home.champion.exists():
+            night = replace(night, verdict=NightVerdict.INCONCLUSIVE, exit_code=0)
     except Exception as error:  # noqa: BLE001 - a bug in one entry must not end the night of the others
-        traceback.print_exc()
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        night = _failed_night(home, entry, name, f"internal error: {reason}", AutotuneError.exit_code)
+        night = _failed_night(home, entry, name, describe_failure(error), AutotuneError.exit_code)
     home.record(night)
     return night
 

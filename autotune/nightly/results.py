@@ -54,7 +54,7 @@ class NightResults:
 def worst_error(results: NightResults) -> AutotuneError | None:
     """Return the error that the night's command ends with: the worst entry's, then that of a missing entry, or None."""
     if regressions := results.with_verdict(NightVerdict.REGRESSION):
-        names = ", ".join(f"{night.entry} ({', '.join(night.causes)})" for night in regressions)
+        names = ", ".join(f"{night.entry} ({', '.join(night.causes) or 'cause unknown'})" for night in regressions)
         return RegressionError(f"night {results.name}: regression of {names}{_resume_hint(results)}")
     if failed := results.with_verdict(NightVerdict.FAILED):
         error = AutotuneError(f"night {results.name}: {failed[0].entry}: {failed[0].detail}{_resume_hint(results)}")

@@ -101,7 +101,7 @@ class Config(Section):
     search. The baseline, the smallest plan and one plan of the planners are measured in any case."""
     stores: dict[StoreName, str] = {}
     """Directory of each store that plans may offload to, by its name: `ssd`, `ramdisk`, or `host` on a GPU."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=2**31 - 1)
     """Seed of the sampler; a workload's own seed is one of its `arguments`."""
     limit: str | None = None
     """Hard memory limit on every process that runs the step, the baseline's included: `900MiB`."""

@@ -37,6 +37,7 @@ from autotune.report.tracking.artifacts import INCOMPLETE, Artifacts
 from autotune.report.tracking.deadline import UnansweredError
 from autotune.report.tracking.fields import (
     confirmed_metrics,
+    cut_tags,
     describe_batch,
     describe_trial,
     progress_metrics,
@@ -48,6 +49,7 @@ from autotune.report.tracking.fields import (
 )
 from autotune.study.events import Event, Finished
 from autotune.study.outcome import describe_disturbance
+from autotune.study.preparation import find_recorded_device
 from autotune.study.recorded_run import RecordedRun, read_session_end
 from autotune.study.verdicts.front import FrontStatus
 from autotune.study.verdicts.ranking import pool_runs
@@ -147,7 +149,8 @@ class _StudyRun:
     def __init__(self, config: Config, run_dir: Path, uri: str) -> None:
         self.config, self.run_dir = config, run_dir
         path = RunDir(run_dir).device
-        self.device = from_json(Device, json.loads(path.read_text(encoding="utf-8")), where=str(path))
+        first = find_recorded_device(run_dir, load_trials(RunDir(run_dir).trials))  # names the parent's experiment
+        self.device = first or from_json(Device, json.loads(path.read_text(encoding="utf-8")), where=str(path))
         self.experiment = experiment_name(config.workload, self.device.key, config.on)
         self.client = connect(uri, Path(config.runs))
         self.artifacts = Artifacts(self.client)
@@ -254,7 +257,7 @@ class _StudyRun:
             return
         tags = {"autotune.kind": "study", "autotune.run": identity, **self._common_tags(first)}
         run = self.client.create_run(
-            self.experiment_id, int(first.started * 1000), tags, f"{self.run_dir.name} {self.config.budget}"
+            self.experiment_id, int(first.started * 1000), cut_tags(tags), f"{self.run_dir.name} {self.config.budget}"
         )
         self._parent = run.info.run_id
         self._describe(first)
@@ -316,7 +319,7 @@ class _StudyRun:
             tags["limit"] = measurement.limit
         started = int(trial.started * 1000)
         name = f"t{trial.number:04d} {trial.label}"
-        run = self.client.create_run(self.experiment_id, started, tags, name).info.run_id
+        run = self.client.create_run(self.experiment_id, started, cut_tags(tags), name).info.run_id
         params = {"workload": trial.workload, "budget": self.config.budget, **settings_params(trial)}
         self._log_batch(
             run,
@@ -372,10 +375,11 @@ class _StudyRun:
         tags = {"autotune.schema": "1", "workload": trial.workload, "graph.digest": trial.graph_digest}
         tags["version.autotune"] = autotune.__version__
         tags |= {f"version.{name}": version(name) for name in ("optuna", "mlflow")}
-        fields = to_json(self.device)
+        device = (trial.measurement.device if trial.measurement else None) or self.device
+        fields = to_json(device)
         tags |= {f"environment.{key}": value for key, value in fields.pop("environment").items()}
         tags |= {f"device.{key}": str(value) for key, value in fields.items() if value != ""}
-        tags |= {"device.key": self.device.key, "version.torch": self.device.torch}
+        tags |= {"device.key": device.key, "version.torch": device.torch}
         return tags | source_tags()
 
     def _search(self, filter_string: str) -> list[Any]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from autotune.ir.plan import REBUILD_PRICE, Plan
 from autotune.records.budget import Budget
+from autotune.records.device import Device
 from autotune.records.measurement import Measurement, Outcome, apply_budget
 from autotune.records.plan_file import NOT_VERIFIED
 from autotune.records.run_dir import resume_command
@@ -13,6 +14,7 @@ from autotune.study.batch.description import describe_search
 from autotune.study.batch.records import BatchSearch
 from autotune.study.outcome import describe_disturbance
 from autotune.study.recorded_run import RecordedRun
+from autotune.study.verdicts.confirm import TIE_MARGIN
 from autotune.study.verdicts.front import FrontPoint, FrontStatus
 from autotune.study.verdicts.statistics import Interval, format_percent
 from autotune.units import fmt_bytes, fmt_seconds
@@ -57,14 +59,14 @@ def list_run_facts(records: RecordedRun) -> list[tuple[str, str]]:
         ("time over eager's", _format_ratio(records.time_ratio) + _remark_on_times(records)),
         *([] if records.batch_search is None else _list_size_facts(records.batch_search)),
         ("date", _format_date(records)),
-        ("machine", records.device.silicon if records.device else "-"),
+        ("machine", device.silicon if (device := _find_device(records)) else "-"),
         *([("disturbed by other work", disturbed)] if (disturbed := describe_disturbance(records.trials)) else []),
     ]
 
 
 def list_device_facts(records: RecordedRun) -> list[tuple[str, str]]:
     """Return device, software and measuring conditions as (term, value); empty without a recorded device."""
-    device = records.device
+    device = _find_device(records)
     if device is None:
         return []
     measurement = records.best.measurement if records.best else None
@@ -79,6 +81,12 @@ def list_device_facts(records: RecordedRun) -> list[tuple[str, str]]:
         facts.append(("meter", measurement.meter or "-"))
         facts.append(("enforced limit", measurement.limit or "none"))
     return facts
+
+
+def _find_device(records: RecordedRun) -> Device | None:
+    """Return the device that measured the best plan, or that of the last session where no record names it."""
+    measurement = records.best.measurement if records.best else None
+    return (measurement.device if measurement else None) or records.device
 
 
 def _describe_no_winner(records: RecordedRun, budget: str) -> tuple[str, str]:
@@ -159,20 +167,26 @@ def _describe_point(point: FrontPoint) -> str:
 def describe_time(ratio: Interval | None) -> str:
     """Describe a time ratio as the end of a sentence; only an interval without equal times shows a difference.
 
+    An interval with equal times that reaches above a tie is stated as it is.
+
     >>> describe_time(Interval(1.06, 1.05, 1.07))
     'for 6 % more time'
-    >>> describe_time(Interval(0.9, 0.67, 1.07))
-    'and is no slower within the noise (-33 % to +7 %)'
+    >>> describe_time(Interval(0.9, 0.67, 1.02))
+    'and is no slower within the noise (-33 % to +2 %)'
+    >>> describe_time(Interval(1.05, 0.99, 1.4))
+    'and may take -1 % to +40 % more time'
     >>> describe_time(None)
     'but too few steps were timed to compare it with eager'
     """
     if ratio is None:
         return "but too few steps were timed to compare it with eager"
     is_range = ratio.samples > 0 and ratio.confidence is None
-    ends = f"{100 * (ratio.low - 1):+.0f} % to {100 * (ratio.high - 1):+.0f} %"
-    ends += f", {ratio.basis}" if is_range else ""
+    span = f"{100 * (ratio.low - 1):+.0f} % to {100 * (ratio.high - 1):+.0f} %"
+    ends = f"{span}, {ratio.basis}" if is_range else span
     if ratio.low <= 1 <= ratio.high:
-        return f"and is no slower within the noise ({ends})"
+        if ratio.high <= 1 + TIE_MARGIN:
+            return f"and is no slower within the noise ({ends})"
+        return f"and may take {span} more time{f' ({ratio.basis})' if is_range else ''}"
     text = f"and saves {100 * (1 - ratio.middle):.0f} % of the time"
     if abs(ratio.middle - 1) < NEGLIGIBLE:
         text = "for no extra time"
@@ -186,7 +200,8 @@ def _describe_saving(records: RecordedRun, best: Trial, peak: int | None) -> str
     eager_peak = eager.step_peak_bytes if eager else None
     if peak is None or not eager_peak:
         return ""
-    eager_fits = eager is not None and apply_budget(eager, records.budget_step_bytes).outcome is Outcome.OK
+    budget = records.budget_step_bytes, records.budget_tolerance
+    eager_fits = eager is not None and apply_budget(eager, *budget).outcome is Outcome.OK
     change, direction = ("lowers", "less") if peak <= eager_peak else ("raises", "more")
     return (
         f"Plan {best.number} {change} the step's peak from {fmt_bytes(eager_peak)} to {fmt_bytes(peak)}, "

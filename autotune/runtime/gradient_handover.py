@@ -5,7 +5,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -265,12 +265,15 @@ class _DetachedExtra(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, extra: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-        del ctx, parameter  # it makes the result require a gradient, as in eager
+        ctx.set_materialize_grads(False)
+        del parameter  # it makes the result require a gradient, as in eager
         return extra.view_as(extra)
 
     @staticmethod
-    def backward(ctx: Any, *tangents: torch.Tensor) -> NoReturn:
-        del ctx, tangents
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[None, None]:
+        del ctx
+        if all(tangent is None for tangent in tangents):  # a node of DistributedDataParallel has all results
+            return None, None
         raise ConfigError(
             "backward() reached a result beside the loss, which has no gradient under a plan; add its term to the loss within "
             "the loss function, or detach it"

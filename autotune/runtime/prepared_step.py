@@ -146,6 +146,9 @@ class PreparedStep:
         if self.adapter.current.plan != self.plan:
             if self.arena is not None:
                 self.arena.release()
+            if self.executor.graphed is not None:
+                self.executor.graphed.release()
+                self.executor.graphed.captures = 0  # no parameter moved
             self.plan, self.earlier_trace = self.adapter.current.plan, None
 
     def close(self) -> None:

@@ -15,7 +15,8 @@ from autotune.ir.plan import Plan
 RECENT_STEPS = 10
 """Smallest number of steps between two captures for one value; each capture takes seconds."""
 BATCH_CAPTURES = 8
-"""Number of captures for one number or word of the batch, or for other tensors of the model, that may follow more closely."""
+"""Number of captures that may follow more closely: for a number or word of the batch, a branch on its tensors, a float that
+becomes an int, or for other tensors of the model."""
 
 
 class Recaptures:
@@ -25,6 +26,7 @@ class Recaptures:
         self.steps = 0
         """Number of steps started."""
         self._captured_at: dict[tuple[str, Signature], int] = {}
+        """Step of the latest capture, by `_value_of` a change and the call."""
         self._captures: Counter[tuple[str, Signature]] = Counter()
         self._tensors_at: dict[Signature, list[int]] = {}
         self._inputs: set[str] = set()
@@ -33,8 +35,8 @@ class Recaptures:
 
     def is_first(self, change: GuardFailure) -> bool:
         """Return True if this is asked for the first change of a value."""
-        is_first = change.source not in self._changed
-        self._changed.add(change.source)
+        is_first = _value_of(change) not in self._changed
+        self._changed.add(_value_of(change))
         return is_first
 
     def refuse_frequent(self, change: GuardFailure, call: Signature) -> None:
@@ -42,14 +44,18 @@ class Recaptures:
 
         The steps of each signature count apart: one change of a value needs a capture of each.
         """
-        key = (change.source, call)
+        key = (_value_of(change), call)
         last = self._captured_at.get(key)
-        allowed = BATCH_CAPTURES if change.source.startswith(CONSTANTS) else 1
-        if last is not None and self.steps - last <= RECENT_STEPS and self._captures[key] >= allowed:
-            raise PlanError(
-                f"{change}; it also changed in step {last}, this is step {self.steps}, and each change needs another capture: "
-                "pass it in the batch as a tensor, change it less often, or use other_shapes='eager'"
-            )
+        # each outcome of a branch is captured once, and so is an int where floats are inputs
+        has_few = change.source.startswith(CONSTANTS) or change.of_branch or change.source in self._inputs
+        if last is None or self.steps - last > RECENT_STEPS or self._captures[key] < (BATCH_CAPTURES if has_few else 1):
+            return
+        remedy = "pass it in the batch as a tensor, change it less often" if change.source else "change it less often"
+        remedy = "use torch.where" if change.of_branch else remedy
+        raise PlanError(
+            f"{change}; it also changed in step {last}, this is step {self.steps}, and each change needs another capture: "
+            f"{remedy}, or use other_shapes='eager'"
+        )
 
     def refuse_frequent_tensors(
         self, call: Signature, known: Iterable[Signature], name_changed: Callable[[], str]
@@ -72,8 +78,8 @@ class Recaptures:
 
     def capture(self, change: GuardFailure, call: Signature, capture: Callable[[frozenset[str]], Program]) -> Program:
         """Capture again; a float that changed becomes an input of the step if the tracer supports it."""
-        self._captured_at[change.source, call] = self.steps
-        self._captures[change.source, call] += 1
+        self._captured_at[_value_of(change), call] = self.steps
+        self._captures[_value_of(change), call] += 1
         if type(change.current) is float and change.source not in self._constants:
             try:
                 program = capture(frozenset(self._inputs | {change.source}))
@@ -89,6 +95,11 @@ class Recaptures:
     def inputs(self) -> frozenset[str]:
         """Sources of the floats that are inputs of the step so far."""
         return frozenset(self._inputs)
+
+
+def _value_of(change: GuardFailure) -> str:
+    """Name what changed; each of torch's global settings by its condition, since none has a source."""
+    return change.source or change.condition
 
 
 def transfer_plan(plan: Plan, old: Program, new: Program) -> Plan | None:

@@ -150,7 +150,7 @@ class TrainStep:
             refuse_unreduced(model, reduces=before_update is not None, verifies=bool(verify))
         self.model, self.optimizer = model, optimizer
         self.on_gradient: Callable[[str, torch.Tensor], None] | None = None
-        """Called with each parameter's name and gradient before its update, if it is set."""
+        """Called, if set, with each parameter's name and gradient before its update. Offloaded weights are away."""
         self._loss_fn, self._other_shapes = loss_fn, other_shapes
         self._cycle = UpdateCycle(optimizer, accumulate, before_update, scaler)
         self._eager_step = EagerStep(model, loss_fn, self._cycle)

@@ -34,6 +34,7 @@ from autotune.records.run_dir import RunDir, resume_command
 from autotune.records.trial import Trial, TrialKind, load_trials
 from autotune.study.verdicts.confirm import ConfirmedPlan
 from autotune.study.verdicts.front import FrontPoint, FrontStatus
+from autotune.study.verdicts.plan_runs import group_runs
 from autotune.study.verdicts.ranking import Rules, estimate_spread
 from autotune.study.verdicts.statistics import Interval
 from autotune.units import fmt_bytes
@@ -60,7 +61,7 @@ class StudyResult:
     plan_path: Path | None
     report_path: Path | None
     interrupted: int = 0
-    """Number of the signal that ended the study early; 0 for none."""
+    """Number of the signal that ended the study, or its logging, early; 0 for none."""
     ended: str = ""
     """Reason for which the search ended; empty where a signal ended the study."""
     confirmed: tuple[ConfirmedPlan, ...] = ()
@@ -160,8 +161,14 @@ def build_plan_file(
     )
 
 
-def remove_plan(config: Config, run_dir: Path) -> None:
-    """Delete the files of a plan that failed after it was written; a file of its name with other contents stays."""
+def remove_plan(config: Config, run_dir: Path, trials: Sequence[Trial]) -> None:
+    """Delete the files of a plan that failed after it was written; a file of its name with other contents stays.
+
+    They stay where a plan never failed by its records: then the rules are others, and no plan became worse.
+    """
+    runs = group_runs(trials).values()
+    if {Outcome.OK} in [{run.measurement.outcome for run in same if run.measurement is not None} for same in runs]:
+        return
     record, path = RunDir(run_dir).plan, Path(config.plans) / f"{run_dir.name}.json"
     if record.exists():
         if path.exists() and path.read_bytes() == record.read_bytes():

@@ -27,9 +27,11 @@ from autotune.study.events import Logged, PhaseStarted, Progress, Ready, Resolve
 from autotune.study.interrupts import Interrupts
 from autotune.study.optuna_space import check_sampler
 from autotune.study.outcome import check_plans_directory
+from autotune.study.recorded_run import read_judged_floor
 from autotune.study.runner import QueuedRunner, Runner
 from autotune.study.seeds import Seeds, read_seeds
-from autotune.study.verdicts.ranking import Rules, baseline_step_bytes
+from autotune.study.verdicts.ranking import NOTABLE_SHARE, Rules, baseline_step_bytes
+from autotune.units import fmt_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,7 @@ def resolve(task: StudyTask, prepared: PreparedWorkload, trials: list[Trial]) ->
 
     Raises BaselineChangedError where plain eager fitted when the trials were recorded and does not now, or the other way round.
     """
-    config = task.config
+    config, floor_bytes = task.config, _choose_floor(task, prepared, trials)
     if trials:
         check_baseline(task.run_dir, trials[0], prepared)
     task.progress(PhaseStarted(StudyPhase.BASELINE))
@@ -249,10 +251,43 @@ def resolve(task: StudyTask, prepared: PreparedWorkload, trials: list[Trial]) ->
     first = trials[0].measurement or Measurement(Outcome.OUT_OF_MEMORY)
     traced = simulate(prepared.graph, lower(prepared.graph, Plan.traced(prepared.graph)), prepared.costs)
     baseline_bytes = reference_step_bytes(first, traced.peak_bytes)
-    budget_bytes = config.parsed_budget.step_bytes(floor_bytes=prepared.floor_bytes, baseline_step_bytes=baseline_bytes)
+    budget_bytes = config.parsed_budget.step_bytes(floor_bytes=floor_bytes, baseline_step_bytes=baseline_bytes)
     plain = first.median_seconds
-    task.progress(Resolved(budget_bytes, prepared.floor_bytes, traced.seconds / plain if plain else None))
-    return Rules(budget_bytes, prepared.floor_bytes, prepared.tolerance, traced.seconds, config.parsed_budget.tolerance)
+    task.progress(Resolved(budget_bytes, floor_bytes, traced.seconds / plain if plain else None))
+    return Rules(budget_bytes, floor_bytes, prepared.tolerance, traced.seconds, config.parsed_budget.tolerance)
+
+
+def _choose_floor(task: StudyTask, prepared: PreparedWorkload, trials: Sequence[Trial]) -> int:
+    """Return the bytes of the idle process, by which a budget of the whole process is reduced.
+
+    They are those of the first session, which its plans were judged with: with others a recorded winner might not fit.
+    A note names a notable difference.
+    """
+    budget = task.config.parsed_budget
+    recorded = read_judged_floor(task.run_dir) if trials else None
+    if recorded is None or budget.nbytes is None:
+        return prepared.floor_bytes
+    if abs(prepared.floor_bytes - recorded) > NOTABLE_SHARE * budget.nbytes:
+        floors = f"takes {fmt_bytes(prepared.floor_bytes)} now, {fmt_bytes(recorded)} when earlier plans were judged"
+        step = f"the step keeps {fmt_bytes(max(budget.nbytes - recorded, 0))} of {budget.text}, as for these"
+        advice = "to divide the budget again, tune under another --name"
+        task.progress(Logged(f"the idle process {floors}; {step}; {advice}", "device"))
+    return recorded
+
+
+def note_other_meter(trial: Trial, trials: Sequence[Trial], progress: Progress) -> None:
+    """Report a trial whose bytes were measured by another meter than those of all earlier `trials`."""
+    new, earlier = _list_meters([trial]), _list_meters(trials)
+    if earlier and new - earlier:
+        meters = f"by {', '.join(sorted(new))}, those of earlier plans by {', '.join(sorted(earlier))}"
+        advice = "they may differ by more than the plans do; tune under another --name"
+        progress(Logged(f"the bytes of trial {trial.number} were measured {meters}; {advice}", "device"))
+
+
+def _list_meters(trials: Sequence[Trial]) -> set[str]:
+    """Return the meters of plans whose steps were timed: the others have the meter of their peak, not of the charge."""
+    results = [trial.measurement for trial in trials if trial.plan is not None and trial.measurement is not None]
+    return {result.meter for result in results if result.step_seconds and result.meter}
 
 
 def check_baseline(run_dir: Path, baseline: Trial, prepared: PreparedWorkload) -> None:

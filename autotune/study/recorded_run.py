@@ -20,7 +20,7 @@ from autotune.records.device import Device
 from autotune.records.json_codec import read_optional
 from autotune.records.measurement import Outcome
 from autotune.records.plan_file import PlanFile
-from autotune.records.run_dir import RunDir
+from autotune.records.run_dir import RunDir, resume_command
 from autotune.records.trial import Trial, TrialKind, load_trials
 from autotune.study.batch.records import BatchSearch, read_batch_search
 from autotune.study.verdicts.confirm import ConfirmationStatus, ConfirmedPlan, compare_confirmed
@@ -47,6 +47,9 @@ class RecordedRun:
     def load(cls, run_dir: Path) -> "RecordedRun":
         """Read a run directory; ConfigError where nothing is recorded in it."""
         files = RunDir(run_dir)
+        if not files.is_recorded and files.batch_search.exists():
+            go_on = f"continue with: {resume_command(run_dir)}"
+            raise ConfigError(f"{run_dir}: its search for a batch size has not ended, so it has no study yet; {go_on}")
         if not files.is_recorded:
             raise ConfigError(f"{run_dir}: no run is recorded here; name a directory that autotune tune wrote")
         config = yaml_file.read(files.config).data if files.config.exists() else {}
@@ -193,6 +196,12 @@ def read_session_end(run_dir: Path, trials: int) -> dict[str, Any]:
     """
     document = _document(RunDir(run_dir).study)
     return document if document.get("trials", trials) == trials else {}
+
+
+def read_judged_floor(run_dir: Path) -> int | None:
+    """Return the bytes of the idle process that a run's plans were judged with; None where no session ended."""
+    nbytes = _document(RunDir(run_dir).study).get("floor_bytes")
+    return nbytes if isinstance(nbytes, int) else None
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from autotune.study.outcome import (
     summarize,
     write_plan,
 )
-from autotune.study.preparation import StudyTask, check_inputs, prepare, resolve, wait_for_device
+from autotune.study.preparation import StudyTask, check_inputs, note_other_meter, prepare, resolve, wait_for_device
 from autotune.study.priors.phase import adapt_seeds, attach_priors
 from autotune.study.runner import ParallelRunner, QuietRunner, Runner
 from autotune.study.seeds import Seeds
@@ -154,8 +154,7 @@ class _Session:
         self.progress, self.interrupts = task.progress, task.interrupts
         self.prepared, self.rules, self.trials, self.resumed, self.seeds = prepared, rules, trials, resumed, seeds
         self.graph, self.costs, self.deadline = prepared.graph, prepared.costs, task.deadline
-        # of the last trials, planning included, and of the last re-measurements
-        self.trial_seconds, self.run_seconds = RecentSeconds(), RecentSeconds()
+        self.trial_seconds, self.run_seconds = RecentSeconds(), RecentSeconds()  # of a trial with its planning
         self.best_plan: Plan | None = None
         self.patience, self.ended = Patience(self.config.patience), ""
         self.space = space_for_device(self.config.planners.model_dump(), prepared.device.kind, prepared.costs.stores)
@@ -369,6 +368,7 @@ class _Session:
     def record(self, trial: Trial, proposal: Proposal, began: float) -> None:
         """Record and report a trial. `began` is its start in seconds of the monotonic clock."""
         self.trial_seconds.add(time.monotonic() - began, is_whole=ran_to_end(trial))
+        note_other_meter(trial, self.trials, self.progress)
         self.store.record(trial, proposal.request)
         self.announce(self.trials)
 
@@ -393,7 +393,7 @@ class _Session:
             write_front(self.config, files, self.prepared, self.rules, self.trials)
         path, (device, loop) = None, (self.prepared.device, self.prepared.loop)
         if best is None:
-            remove_plan(self.config, self.run_dir)
+            remove_plan(self.config, self.run_dir, self.trials)
         else:
             path = write_plan(self.config, self.run_dir, device, self.rules, best, graph=self.graph, loop=loop)
         self.store.record_winner(best)  # last: a database that fails must not cost the plan

@@ -97,10 +97,15 @@ class TrialStore:
         """Range of the budgets of a study of the Pareto front; None for another objective, or before the smallest plan."""
         return find_budget_scale(self.trials, self._rules) if self._objectives == FRONT_OBJECTIVES else None
 
-    def suggest_target(self, request: "optuna.Trial") -> int | None:
-        """Suggest the peak bytes that a trial's planners have to meet; None where the study has one budget."""
-        scale = self.budget_scale
-        return None if scale is None else scale.to_bytes(space.suggest_budget(request))
+    def suggest(self, request: "optuna.Trial") -> tuple[Settings, int | None]:
+        """Suggest a trial's settings, and the peak bytes that its planners have to meet.
+
+        The bytes are None where the study has one budget.
+        """
+        with self._writing():
+            settings = space.suggest_settings(request, self._space)
+            scale = self.budget_scale
+            return settings, None if scale is None else scale.to_bytes(space.suggest_budget(request))
 
     def ask(self, fixed: Parameters | None = None, target_bytes: int | None = None) -> "optuna.Trial":
         """Return a new trial of Optuna's, at fixed parameters if there are any, and at a budget if it is a parameter."""

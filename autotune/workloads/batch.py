@@ -328,11 +328,13 @@ def _only_unpacks(code: types.CodeType, position: int) -> bool:
         unpacked = following is not None and following.opname == "UNPACK_SEQUENCE"
         indexed = (
             following is not None
-            and following.opname == "LOAD_CONST"
+            and following.opname in ("LOAD_CONST", "LOAD_SMALL_INT")
             and isinstance(following.argval, int)
             and third is not None
-            and third.opname == "BINARY_SUBSCR"
+            and (third.opname == "BINARY_SUBSCR" or third.argrepr == "[]")
         )
-        if not (step.opname == "LOAD_FAST" and (unpacked or indexed)):
+        if not (
+            step.opname in ("LOAD_FAST", "LOAD_FAST_BORROW") and (unpacked or indexed)
+        ):  # the second since Python 3.14
             return False
     return True

@@ -5,19 +5,23 @@ import doctest
 import importlib.machinery
 import importlib.util
 import inspect
+import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import autotune
+from autotune.api.run_name import choose_run_dir
 from autotune.cli.commands.tune import resume as resume_command
 from autotune.errors import AutotuneError, CaptureError, ConfigError, StudyInterruptedError, WorkerError
 from autotune.ir.costs import Costs
 from autotune.records.config import Config
-from autotune.study.events import Event, Finished
+from autotune.study.events import Event, Finished, Logged
 from autotune.testing.graphs import training_chain
 from autotune.workloads.reference import name_factory
 from autotune.workloads.zoo.resnet import resnet18
@@ -165,8 +169,6 @@ def test_a_run_that_is_interrupted_before_its_baseline_raises_and_leaves_nothing
 ):
     class Interrupted(QuietHarness):
         def prepare(self) -> Any:
-            import signal
-
             signal.raise_signal(signal.SIGINT)
             return super().prepare()
 
@@ -175,6 +177,46 @@ def test_a_run_that_is_interrupted_before_its_baseline_raises_and_leaves_nothing
         autotune.tune("tiny.py:make", name="none")
     assert raised.value.exit_code == 130
     assert not (folder / "runs/none").exists()
+
+
+@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM])
+def number(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Signal that does nothing unless the code under test handles it: its default would end the tests."""
+    before = signal.signal(request.param, lambda number, frame: None)
+    yield request.param
+    signal.signal(request.param, before)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_signal_while_a_finished_study_is_logged_ends_the_logging_and_keeps_the_result(
+    number: int, monkeypatch: pytest.MonkeyPatch
+):
+    class Interrupted(FakeTracker):
+        def finish(self, *, interrupted: int = 0) -> str:
+            signal.raise_signal(number)
+            raise AssertionError("the logging went on")
+
+    monkeypatch.setattr("autotune.report.mlflow_log.Tracker", Interrupted)
+    events: list[Event] = []
+    result = autotune.tune("tiny.py:make", budget="90%", trials=3, name="one", progress=events.append)
+    assert (result.interrupted, result.plan_path) == (number, Path("plans/one.json"))
+    notes = [event.message for event in events if isinstance(event, Logged)]
+    assert notes == ["interrupted; autotune report runs/one --log adds it"]
+
+
+def test_runs_without_a_name_that_begin_in_one_second_have_directories_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    clock = SimpleNamespace(strftime=lambda _: "2026-01-02_030405")
+    monkeypatch.setattr("autotune.api.run_name.time", clock)
+    config = Config(workload="resnet18", runs=str(tmp_path / "runs"))
+    names = [choose_run_dir(config, None).name for _ in range(3)]
+    assert names == [f"2026-01-02_030405_resnet18{end}" for end in ("", "-2", "-3")]
+
+
+def test_a_name_that_is_not_utf_8_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"name 'caf.+': not valid UTF-8; give another name"):
+        choose_run_dir(Config(workload="resnet18", runs=str(tmp_path)), "caf\udce9")
 
 
 @pytest.mark.parametrize(("error", "is_kept"), [(WorkerError, True), (CaptureError, False)])

@@ -64,6 +64,31 @@ def test_batches_that_take_either_branch_have_eagers_bits_two_captures_and_a_war
     assert any(re.search(words, str(one.message)) for one in seen)
 
 
+class OnTwoMasks(Masked):
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        inputs, mask = batch
+        hidden = self.first(inputs)
+        if mask[:3].all():
+            hidden = hidden.tanh()
+        return self.last(hidden if mask[3:].all() else hidden.sigmoid())
+
+
+def test_each_combination_of_two_branches_is_captured_once_however_soon_it_comes() -> None:
+    planned, eager = make(OnTwoMasks), make(OnTwoMasks)
+    with (
+        warnings.catch_warnings(),
+        TrainStep(planned.model, planned.loss_fn, planned.optimizer, planned.batch) as step,
+    ):
+        warnings.simplefilter("ignore")
+        for seed, (first, second) in enumerate([(1, 1), (0, 1), (1, 0), (0, 0), (1, 1), (1, 0)]):
+            inputs, mask = masked_batch(seed)
+            mask[:3], mask[3:] = first, second
+            eager.batch = inputs, mask
+            assert torch.equal(step((inputs, mask)), eager_step(eager)[0])
+        assert len(list(step._selector.cache)) == 4
+    assert worst_difference(tensors(planned), tensors(eager)) == 0.0
+
+
 class OnWeights(Masked):
     def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         hidden = self.first(batch[0])

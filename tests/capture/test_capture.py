@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from autotune.capture import tracer
-from autotune.capture.capture_checks import refuse_shared_memory
+from autotune.capture.capture_checks import refuse_old_torch, refuse_shared_memory
 from autotune.capture.program import argument_text, reads
 from autotune.capture.python.recorded_run import record_step
 from autotune.capture.python.step_trace import StepTrace
@@ -736,3 +736,17 @@ def test_a_fused_lstm_has_one_graph_whatever_was_traced_before():
 
     FakeTensorMode.cache_clear()
     assert digest() == digest()
+
+
+def test_a_torch_that_loses_side_effects_is_refused_by_its_version():
+    with pytest.raises(CaptureError, match=r"torch is 2\.11\.0\+cpu.*pip install"):
+        refuse_old_torch("2.11.0+cpu")
+    for version in ("2.12.0", "2.13.1+cu128", "3.0.0a0+git1"):
+        refuse_old_torch(version)
+
+
+def test_a_module_of_torchscript_is_refused_by_its_name():
+    workload = make(mlp)
+    workload.model.extra = torch.jit.trace(nn.Linear(4, 4), torch.ones(2, 4))
+    with pytest.raises(CaptureError, match=r"extra is a module of TorchScript.*pass the Python module"):
+        capture(workload)

@@ -217,6 +217,15 @@ def test_a_number_that_changes_at_every_step_is_captured_twice_at_most(change: A
     assert captures <= 2
 
 
+def test_a_float_that_becomes_an_int_is_a_constant_again():
+    values = (1.5, 0.75, 1, 0.5, 2, 3, 1)  # the first int follows a float within ten steps
+
+    def path(subject: Subject, turn: int) -> None:
+        subject.model.beta = values[turn]
+
+    assert train(path, every=3, steps=3 * len(values))[0] == 0.0
+
+
 @pytest.mark.parametrize("change", REFUSED)
 def test_what_no_input_can_be_and_changes_at_every_step_is_refused_with_name_value_and_line(change: Any):
     with pytest.raises(PlanError) as caught:
@@ -640,3 +649,24 @@ def test_a_new_tensor_of_a_loss_module_counts_from_the_next_step(change: Callabl
                 torch.manual_seed(number)
                 change(workload.loss_fn)
     assert worst_difference(tensors(ours), tensors(other)) == 0.0
+
+
+def test_a_global_hook_that_is_registered_later_runs_from_the_next_step():
+    (ours, _), (other, _) = subject_of(), subject_of()
+    with (
+        warnings.catch_warnings(),
+        TrainStep(ours.model, ours.loss_fn, ours.optimizer, ours.batch, recomputing()) as step,
+    ):
+        warnings.simplefilter("ignore")
+        hook = None
+        try:
+            for number in range(4):
+                if number == 2:
+                    hook = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output * 2)
+                torch.manual_seed(number)
+                expected = eager_step(other)[0]
+                torch.manual_seed(number)
+                assert torch.equal(step(ours.batch), expected)
+        finally:
+            if hook is not None:
+                hook.remove()

@@ -1,6 +1,7 @@
 """What a step changes in Python is refused where the next step would read it, and reported once elsewhere."""
 
 import warnings
+from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -138,11 +139,91 @@ class ThresholdOfALength(Base):
         return made * 2 if len(self.log) > 64 else made
 
 
+class ThresholdInASpecialTable(Base):
+    """A container that Dynamo holds as an object with a container inside."""
+
+    def __init__(self, table: dict[str, int]) -> None:
+        super().__init__()
+        self.table = table
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.table["steps"] += 1
+        made = self.head(inputs)
+        return made * 2 if self.table["steps"] > 1000 else made
+
+
+class Tables(dict):  # type: ignore[type-arg]
+    """A subclass of the user's."""
+
+
+class Lists(list):  # type: ignore[type-arg]
+    """Another one."""
+
+
+def in_ordered_dict() -> Base:
+    return ThresholdInASpecialTable(OrderedDict(steps=0))
+
+
+def in_defaultdict() -> Base:
+    return ThresholdInASpecialTable(defaultdict(int, steps=0))
+
+
+def in_counter() -> Base:
+    return ThresholdInASpecialTable(Counter(steps=0))
+
+
+def in_subclass() -> Base:
+    return ThresholdInASpecialTable(Tables(steps=0))
+
+
+class LengthOfASubclass(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = Lists()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = self.head(inputs)
+        self.log.append(made.detach())
+        return made * 2 if len(self.log) > 1 else made
+
+
+class MemberOfASet(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = set()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = self.head(inputs)
+        if 3 not in self.log:
+            made = made * 2
+            self.log.add(3)
+        return made
+
+
+class NumberedParts(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = self.head(inputs)
+        self.table[len(self.table)] = made.detach()
+        return made * 2 if len(self.table) > 64 else made
+
+
+class AttributeThatIsTried(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = self.head(inputs)
+        try:
+            hidden = self.hidden
+        except AttributeError:
+            hidden = torch.zeros_like(made)
+        self.hidden = (0.9 * hidden + made).detach()
+        return made + self.hidden
+
+
 READ = {
     CounterInTheLoss: "count", CounterInABranch: "count", DecayedNumber: "decayed", BufferAssigned: "mean",
     BufferForLater: "mean", StateMadeInTheFirstStep: "state", AttributeMadeInTheFirstStep: "ready", Flag: "on",
     ListOfTensors: "log", LengthOfAList: "log", Queue: "queue", Table: "table", ThresholdInATable: "table",
-    ThresholdOfALength: "log",
+    ThresholdOfALength: "log", in_ordered_dict: "table", in_defaultdict: "table", in_counter: "table", in_subclass: "table",
+    LengthOfASubclass: "log", MemberOfASet: "log", NumberedParts: "table", AttributeThatIsTried: "hidden",
 }  # fmt: skip
 
 
@@ -231,7 +312,7 @@ def test_the_spelling_that_works_equals_eager_step_after_step():
 # Nobody in the step reads it.
 
 
-class Counter(Base):
+class Count(Base):
     def forward(self, inputs: Tensor) -> Tensor:
         self.count += 1
         return self.head(inputs)
@@ -262,7 +343,36 @@ class LogOfNumbers(Base):
         return self.head(inputs)
 
 
-UNREAD = {Counter: "count", Average: "decayed", LastOutput: "last", LogOfTensors: "log", LogOfNumbers: "log"}
+class LogInASpecialTable(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = defaultdict(list)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = self.head(inputs)
+        self.table["made"].append(made.detach())
+        return made
+
+
+class LogInASet(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = set()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.log.add(3)
+        return self.head(inputs)
+
+
+UNREAD = {
+    Count: "count",
+    Average: "decayed",
+    LastOutput: "last",
+    LogOfTensors: "log",
+    LogOfNumbers: "log",
+    LogInASpecialTable: "table",
+    LogInASet: "log",
+}
 
 
 @pytest.mark.parametrize("model", UNREAD)
@@ -283,14 +393,14 @@ def test_a_change_that_would_be_lost_is_refused_although_the_user_hides_warnings
     def capture_unseen() -> None:
         with warnings.catch_warnings(), refuse_side_effects("or keep it"):
             warnings.simplefilter("ignore")
-            capture(make(Counter))
+            capture(make(Count))
 
     with pytest.raises(CaptureError, match=r"count changes .*, or keep it"):
         capture_unseen()
 
 
 def test_an_eager_evaluation_that_counts_on_is_no_reason_to_capture_again():
-    workload = make(Counter)
+    workload = make(Count)
     with pytest.warns(UserWarning, match="does not repeat that"):
         step = TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch, other_shapes="error")
     for _ in range(3):
@@ -339,3 +449,69 @@ class OtherBuffer(PowerIteration):
 def test_a_buffer_that_becomes_another_tensor_is_refused_where_an_op_wrote_that_tensor() -> None:
     with pytest.raises(CaptureError, match="_u is changed in the step"):
         capture(make(OtherBuffer))
+
+
+class FilledAgain(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = {3}
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.log.add(3)
+        return self.head(inputs)
+
+
+def test_a_set_that_already_has_the_member_is_no_side_effect():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_equals_eager(make(FilledAgain), make(FilledAgain))
+
+
+class HookOnAParameter(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.on:
+            self.head.weight.register_hook(lambda gradient: gradient * 0)
+            self.on = True
+        return self.head(inputs)
+
+
+def test_a_hook_that_the_step_registers_on_a_parameter_is_refused_and_the_step_stays_as_it_was():
+    workload = make(HookOnAParameter)
+    with pytest.raises(
+        CaptureError, match=r"registers a hook on model\.head\.weight, which a captured step never calls"
+    ):
+        capture(workload)
+    assert workload.model.on is False
+
+
+class NormOfAGradient(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = self.head(inputs)
+        made.register_hook(lambda gradient: self.mean.copy_(gradient.mean(0)))
+        return made * 2
+
+
+class CountingBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, inputs: Tensor, count: Tensor) -> Tensor:
+        context.save_for_backward(count)
+        return inputs * 2
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        context.saved_tensors[0].add_(1)
+        return gradient * 2, None
+
+
+class CountOfBackwards(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return CountingBackward.apply(self.head(inputs), self.mean)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [(CountOfBackwards, "the backward pass changes mean in place"), (NormOfAGradient, r"self\.mean\.copy_\(gradient")],
+)
+def test_a_buffer_that_only_the_backward_pass_changes_is_refused_by_name(kind: Any, words: str):
+    with pytest.raises(CaptureError, match=words):
+        capture(make(kind))

@@ -12,7 +12,6 @@ LACKING: dict[str, tuple[str, ...]] = {
     "benchmarks/landscape/results/replays/resnet18.json": ("graphs",),
     "benchmarks/landscape/results/resnet18.json": ("commit", "date", "command"),
     "benchmarks/loops/results/results.json": ("graphs",),
-    "benchmarks/offload/results/results.json": ("commit", "graphs", "date"),
     "benchmarks/repeated_tunes/results/results.json": ("graphs",),
     **{
         f"claims/{name}/results/result.json": EVERYTHING

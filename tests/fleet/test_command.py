@@ -1,4 +1,4 @@
-"""Closing the command that reaches a device ends, whatever that command does."""
+"""The command that reaches a device: its close ends, whatever it does; a reply that it cuts off is a lost device."""
 
 import errno
 import os
@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from autotune.errors import DeviceRefusedError
 from autotune.fleet import command
+from autotune.fleet.channel import FarEndLostError
 from autotune.fleet.command import CommandChannel
+from autotune.fleet.framing import to_frame
+from autotune.fleet.messages import RenewCall, Renewed, encode_message
 
 
 def test_a_command_of_another_user_is_closed_without_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -32,3 +36,19 @@ def test_a_command_that_neither_ends_nor_dies_does_not_hold_up_its_close(
     finally:
         channel._process.kill()
         channel._process.wait()
+
+
+def test_a_reply_that_is_cut_off_is_a_lost_device_and_a_first_frame_that_is_no_message_a_refusal(tmp_path: Path):
+    def run(*parts: str) -> CommandChannel:
+        return CommandChannel(["sh", "-c", 'printf %s "$@"', "sh", *parts], tmp_path / "log")
+
+    torn = ('\x1e{"type": "Ren', "Connection to n7 closed\n")
+    renewed = to_frame(encode_message(Renewed())).decode()
+    lost, refused = run(renewed, *torn), run(*torn)
+    assert lost.ask(RenewCall(), print) == Renewed()
+    with pytest.raises(FarEndLostError, match=r"its reply is cut off: .*Connection to n7 closed"):
+        lost.ask(RenewCall(), print)
+    with pytest.raises(DeviceRefusedError, match="which is no message; check its command"):
+        refused.ask(RenewCall(), print)
+    lost.close()
+    refused.close()

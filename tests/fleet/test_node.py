@@ -9,10 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from autotune.cli.doctor import fleet as doctor
 from autotune.errors import ConfigError, DeviceRefusedError, StoreError
 from autotune.fleet.far_end import device_lock, inspection
 from autotune.fleet.far_end.device_lock import is_in_use, lock_device, name_locks
 from autotune.fleet.far_end.opener import OPEN_DEVICE, find_opener
+from autotune.fleet.fleet_file import DeviceClass, FleetConfig
 from autotune.fleet.local import find_cache, open_harness
 from autotune.fleet.messages import DevicePromise
 from autotune.fleet.node import check_node, check_promise, check_same_device, prepare_process, read_node_facts
@@ -160,6 +162,23 @@ def test_the_gpu_that_is_inspected_is_the_one_that_the_process_sees(monkeypatch:
 
     monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", refuse)
     assert inspection._read_gpu() == ("card GPU-b", 0)
+
+
+def test_doctor_inspects_the_gpu_that_the_environment_of_its_class_chooses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    nvml = FakeNvml([Gpu("GPU-a"), Gpu("GPU-b")])
+    monkeypatch.setattr(nvml, "nvmlDeviceGetName", lambda gpu: f"card {gpu.uuid}", raising=False)
+    monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", lambda gpu: SimpleNamespace(total=2**30))
+    monkeypatch.setattr(inspection, "open_nvml", lambda: nvml)
+    monkeypatch.setattr(inspection, "measure_busy_share", lambda: 0.0)
+    monkeypatch.setattr(device_lock, "_read_uuid", lambda index: f"GPU-{index}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    second = {"CUDA_VISIBLE_DEVICES": "1"}
+    classes = {"second": DeviceClass(engine="local", device="cuda", environment=second)}
+    inspected = doctor.inspect_class(FleetConfig(classes=classes), "second", tmp_path)
+    assert inspected.device_name == "card GPU-b"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
 
 def test_a_home_that_cannot_be_written_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

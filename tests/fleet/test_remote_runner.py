@@ -106,16 +106,18 @@ def test_an_aborted_runner_opens_no_other_device_and_reports_no_loss(tmp_path: P
     assert lines == []
 
 
-def test_no_device_in_the_place_of_a_lost_one_is_awaited_beyond_the_time(tmp_path: Path):
+@pytest.mark.parametrize("lost_at", [PrepareCall, BaselineCall])
+def test_no_device_in_the_place_of_a_lost_one_is_awaited_beyond_the_time(tmp_path: Path, lost_at: type):
     class Busy(Far):
         def ask(self, call: FleetCall, report: Callable[[str], None]) -> FleetReply:
             time.sleep(30)
             return super().ask(call, report)
 
-    devices = iter([Far(lost_at=BaselineCall), Busy()])
+    devices = iter([Far(lost_at=lost_at), Busy()])
     runner = make_runner(tmp_path, lambda report: next(devices))
     runner.wait_for_device()
-    runner.prepare()
+    if lost_at is BaselineCall:
+        runner.prepare()
     began = time.monotonic()
     runner.limit_waits(began + 0.3)
     with pytest.raises(DeviceLostError, match="no device of class fake was free in the time that was left"):

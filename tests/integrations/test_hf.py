@@ -150,17 +150,36 @@ def test_an_overridden_compute_loss_runs_under_the_plan(kind: Kind, tmp_path: Pa
     assert graphs[-1] is not None
 
 
+def encode(rows: list[dict[str, torch.Tensor]]) -> BatchEncoding:
+    """Return a batch as tokenizers do."""
+    return BatchEncoding({name: torch.stack([row[name] for row in rows]) for name in rows[0]})
+
+
 @pytest.mark.slow
 def test_a_loss_function_and_an_encoded_batch_run_under_the_plan(tmp_path: Path):
     def loss_of(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
         loss = nn.functional.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten(), reduction="sum")
         return loss / num_items_in_batch
 
-    def collate(rows: list[dict[str, torch.Tensor]]) -> BatchEncoding:
-        return BatchEncoding({name: torch.stack([row[name] for row in rows]) for name in rows[0]})
-
-    options = {"compute_loss_func": loss_of, "data_collator": collate}
+    options = {"compute_loss_func": loss_of, "data_collator": encode}
     assert differences(*train_both(partial(make_trainer, folder=tmp_path, options=options))) == []
+
+
+class ReadsAttributes(Trainer):
+    """A trainer whose loss reads the labels as an attribute of the inputs."""
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        logits = model(input_ids=inputs["input_ids"]).logits
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), inputs.labels.flatten(), reduction="sum")
+        return loss / num_items_in_batch
+
+
+def test_a_loss_reads_the_attributes_of_an_encoded_batch(tmp_path: Path):
+    options = {"data_collator": encode}
+    make = partial(make_trainer, folder=tmp_path, model=one_layer, options=options, num_train_epochs=1)
+    assert differences(train(partial(make, ReadsAttributes)), train(partial(make, planned(ReadsAttributes)))) == []
 
 
 @pytest.mark.slow
@@ -332,10 +351,11 @@ def test_a_workload_is_returned_without_an_evaluation_before_it(tmp_path: Path):
     assert trainer.args.eval_on_start
 
 
-def test_a_plan_that_is_made_at_the_first_step_needs_a_budget(tmp_path: Path):
-    for options in ({"plan": "auto"}, {"budget": "65%"}, {"plan": "plans/some.json", "budget": "65%"}):
-        with pytest.raises(ConfigError, match="give both as plan='auto'"):
+def test_a_budget_is_that_of_a_plan_that_is_made_at_the_first_step(tmp_path: Path):
+    for options in ({"budget": "65%"}, {"plan": "plans/some.json", "budget": "65%"}):
+        with pytest.raises(ConfigError, match="pass plan='auto', or leave budget out"):
             make_trainer(partial(AutotuneTrainer, **options), tmp_path)
+    make_trainer(partial(AutotuneTrainer, plan="auto"), tmp_path)  # for 65 %
 
 
 class ReadsMetrics(Trainer):
@@ -360,6 +380,50 @@ class KeepsMetrics(Trainer):
 def test_a_metric_in_compute_loss_is_refused_and_not_lost(kind: Kind, tmp_path: Path):
     with pytest.raises(CaptureError, match=r"test_hf\.py"):
         make_trainer(planned(kind), tmp_path, one_layer).train()
+
+
+class SetsLoss(Weighted):
+    """A trainer that chooses its loss when it is created."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.compute_loss = partial(Weighted.compute_loss, self)
+
+
+def test_a_loss_that_is_set_on_the_trainer_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"compute_loss of PlannedSetsLoss is set on the object.*of the class"):
+        make_trainer(planned(SetsLoss), tmp_path, one_layer)
+    trainer = make_trainer(AutotuneTrainer, tmp_path, one_layer)
+    trainer.compute_loss = partial(Weighted.compute_loss, trainer)
+    with pytest.raises(ConfigError, match="compute_loss of AutotuneTrainer is set on the object"):
+        trainer.train()
+
+
+class Scaled(Trainer):
+    """A trainer whose loss has a further argument."""
+
+    def compute_loss(self, *args: Any, scale: float = 1.0, **kwargs: Any) -> Any:
+        return scale * super().compute_loss(*args, **kwargs)
+
+
+def test_a_further_argument_of_compute_loss_is_refused_in_training_and_passed_on_in_evaluation(tmp_path: Path):
+    trainer = make_trainer(planned(Scaled), tmp_path, one_layer)
+    batch = {name: part[None] for name, part in Texts()[0].items()}
+    with pytest.raises(ConfigError, match="training_step of PlannedScaled passes scale to compute_loss"):
+        trainer.compute_loss(trainer.model.train(), batch, scale=2.0)
+    with torch.no_grad():
+        losses = [trainer.compute_loss(trainer.model.eval(), batch, scale=scale) for scale in (1.0, 2.0)]
+    assert losses[1] == 2 * losses[0]
+
+
+def test_a_classifier_that_chooses_its_loss_keeps_the_mode_of_each_module(tmp_path: Path):
+    trainer = make_trainer(AutotuneTrainer, tmp_path, bert)
+    model = trainer.model.train()
+    model.bert.embeddings.eval()
+    modes = [module.training for module in model.modules()]
+    trainer._choose_problem_type(model, encode([Texts(4, classes=3)[row] for row in range(4)]))
+    assert model.config.problem_type == "single_label_classification"
+    assert [module.training for module in model.modules()] == modes
 
 
 class OwnStep(AutotuneTrainer):

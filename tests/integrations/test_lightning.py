@@ -1,10 +1,12 @@
 """A planned loss in Lightning's Trainer: every bit, counter and logged value is that of the Trainer without a plan."""
 
 import copy
+import functools
 import inspect
 import pickle
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import pytest
@@ -25,6 +27,7 @@ from autotune.api import auto_plan
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError, PlanError
 from autotune.integrations.lightning import PlanCallback, workload
+from autotune.integrations.planned_method import MethodLoss
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.planners.auto import best_plan
@@ -116,6 +119,43 @@ class Split(Net):
         self.log("loss", loss)
         self.log("product", loss.detach() * (batch_idx + self.global_step))
         return loss
+
+
+class Parts(NamedTuple):
+    loss: torch.Tensor
+    logits: torch.Tensor
+
+
+class ReturnsParts(Split):
+    """A net whose loss method returns a named tuple."""
+
+    def compute_loss(self, batch: Any) -> Parts:
+        logits = self(batch[0])
+        return Parts(nn.functional.cross_entropy(logits, batch[1]), logits)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        parts = self.compute_loss(batch)
+        self.log("peak", parts.logits.max())
+        return parts.loss
+
+
+def test_a_method_that_returns_a_named_tuple_returns_one_under_a_plan():
+    options: dict[str, Any] = {"build": ReturnsParts, "rows": 8, "max_epochs": 1}
+    assert_equal(train(**options), train([PlanCallback(loss="compute_loss")], **options))
+
+
+class Result(dict[str, torch.Tensor]):
+    """A result whose items are read as attributes."""
+
+
+class ReturnsResult(Split):
+    def compute_loss(self, batch: Any) -> Result:
+        return Result(loss=self(batch[0]).square().mean())
+
+
+def test_a_method_that_returns_a_mapping_of_another_class_than_dict_is_refused():
+    with pytest.raises(CaptureError, match="compute_loss returned a Result, of which a plan would keep no attribute"):
+        train([PlanCallback(loss="compute_loss")], ReturnsResult, rows=8)
 
 
 class LogsGradients(Split):
@@ -217,6 +257,35 @@ class NamesGradients(Net):
         return nn.functional.cross_entropy(self(batch[0]), batch[1])
 
 
+def remember(net: Any) -> None:
+    if not net.training:
+        net.gradients = [parameter.grad for parameter in net.parameters()]
+
+
+class CallsHelper(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        remember(self)
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+
+class CallsBase(NamesGradients):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx)
+
+
+class KeepsGradients(torch.optim.SGD):
+    """An optimizer that keeps the gradients of the step before."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.gradients = [parameter.grad for parameter in self.param_groups[0]["params"]]
+        super().zero_grad(set_to_none)
+
+
+class HasKeepingOptimizer(Net):
+    def configure_optimizers(self) -> Any:
+        return KeepsGradients(self.parameters(), lr=0.01)
+
+
 @pytest.mark.parametrize(
     ("callbacks", "options", "expected"),
     [
@@ -227,6 +296,9 @@ class NamesGradients(Net):
         ([], {"build": OverridesStep}, [False, True, True, True]),
         ([], {"build": HooksOptimizer}, [False, True, True, True]),
         ([], {"build": NamesGradients}, [False, True, True, True]),
+        ([], {"build": CallsHelper}, [False, True, True, True]),
+        ([], {"build": CallsBase}, [False, True, True, True]),
+        ([], {"build": HasKeepingOptimizer}, [False, True, True, True]),
     ],
     ids=[
         "each step",
@@ -236,6 +308,9 @@ class NamesGradients(Net):
         "an overridden step",
         "a hook before the step",
         "a step that names them",
+        "a step whose helper names them",
+        "a step whose base names them",
+        "an optimizer that clears them itself",
     ],
 )
 def test_a_planned_step_begins_without_the_gradients_of_the_step_before(
@@ -414,6 +489,37 @@ def test_an_index_that_a_step_does_not_read_may_change_where_dynamo_refuses_the_
     assert runs
 
 
+def weighted(step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def wrapper(self: Any, batch: Any, batch_idx: int) -> Any:
+        return step(self, batch, batch_idx) * (1 + batch_idx)
+
+    return wrapper
+
+
+class DecoratorReadsItsIndex(Net):
+    @weighted
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        inspect.currentframe()
+        return self(batch[0]).square().mean()
+
+
+def passed_on(step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return step(*args, **kwargs)
+
+    return wrapper
+
+
+def test_an_index_that_a_decorator_only_passes_on_is_not_read():
+    for decorator, expected in ((passed_on, {"batch_idx": 3}), (weighted, {})):
+        kind = type("Decorated", (Net,), {"training_step": decorator(Untraced.training_step)})
+        loss = MethodLoss(kind, "training_step")
+        loss.split_arguments((torch.ones(2, 4), 3), {})
+        assert loss.arguments == expected
+
+
 class UpdatesMetric(Split):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         logits = self(batch[0])
@@ -473,6 +579,7 @@ class Skips(Net):
     [
         (ReadsItsIndex, PlanError, "batch_idx"),
         (ReadsItsIndexUntraced, PlanError, "batch_idx"),
+        (DecoratorReadsItsIndex, PlanError, "batch_idx"),
         (UpdatesMetric, CaptureError, "accuracy"),
         (KeepsList, CaptureError, r"losses.*or keep it in training_step, and pass PlanCallback\(loss="),
         (KeepsListLater, CaptureError, "losses.*or keep it in training_step"),

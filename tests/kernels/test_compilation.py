@@ -193,6 +193,7 @@ def test_inductors_files_are_of_one_torch_and_one_cpu(cache: Path, monkeypatch: 
     assert {directory.parent for directory in directories} == {cache / "inductor"}
 
 
+@pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize(
     ("cause", "words"),
     [
@@ -201,6 +202,10 @@ def test_inductors_files_are_of_one_torch_and_one_cpu(cache: Path, monkeypatch: 
             r"error: Python\.h.*; install Python's headers",
         ),
         (InvalidCxxCompiler(), r"No working C\+\+ compiler found.*; install or repair g\+\+, or use --kernels aten"),
+        (
+            CppCompileError(["g++"], "a.cpp: Fatal error: can't close a.o: No space left on device"),
+            r"a\.o: No space left on device; free space in .*inductor.*, or set XDG_CACHE_HOME",
+        ),
     ],
 )
 def test_what_the_c_compiler_lacks_is_named(cause: Exception, words: str, monkeypatch: pytest.MonkeyPatch):
@@ -306,6 +311,29 @@ def test_a_file_system_without_locks_compiles_without_them(cache: Path, monkeypa
         assert (cache / "compile.lock").exists()
 
 
+@pytest.mark.parametrize("name", ["compile.lock", "inductor"])
+def test_a_directory_of_compiled_kernels_that_cannot_be_written_is_named(
+    name: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(compile_pool, "_Worker", lambda *_: pytest.fail("a compiling process starts"))
+    kernel_cache.kernel_directory()
+    if name == "compile.lock":
+        (cache / name).mkdir()
+    else:
+        (cache / name).touch()
+    with pytest.raises(ConfigError, match=rf"cannot write {cache}/{name}.*; free space .*, or set XDG_CACHE_HOME"):
+        compile_in_pool(make_regions())
+
+
+def test_an_entry_that_cannot_be_written_is_named_and_a_damaged_entry_is_discarded_all_the_same(cache: Path):
+    kernel_cache.kernel_directory()
+    for name in ("entries", "inductor"):
+        (cache / name).touch()
+    with pytest.raises(ConfigError, match=rf"cannot write {cache}/entries/a.*, or set XDG_CACHE_HOME"):
+        kernel_cache.write_failure(cache / "entries" / "a", "no kernel")
+    kernel_cache.discard_entry(cache / "entries" / "a")
+
+
 def test_generated_code_that_compiles_anything_but_kernels_is_refused(cache: Path):
     with pytest.raises(CaptureError, match="use --kernels aten"):
         kernel_cache.write_entry(cache / "entries" / "a", "def call(args):\n    return async_compile.triton()", {}, {})
@@ -388,8 +416,22 @@ def test_a_lack_of_memory_is_not_recorded_as_a_property_of_the_region(monkeypatc
     assert not region.is_cached
 
 
+@pytest.mark.parametrize("wrap", [lambda error: error, lambda error: InductorError(error, None)])
+def test_a_full_disk_is_named_and_not_recorded_as_a_property_of_the_region(
+    wrap: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    region = make_regions()[0].over(0)
+    error = wrap(OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(CompiledRegion, "_trace", lambda self: (_ for _ in ()).throw(error))
+    with pytest.raises(ConfigError, match=rf"in {cache}/inductor/.*No space left on device; .* set XDG_CACHE_HOME"):
+        region.write()
+    assert not region.is_cached
+
+
 @pytest.mark.usefixtures("cache")
-def test_a_plan_runs_without_the_variants_whose_compiler_was_killed(monkeypatch: pytest.MonkeyPatch):
+def test_a_plan_runs_without_the_variants_whose_compiler_was_killed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     def kill(*_: object) -> None:
         raise CaptureError("the process that compiled fused1 ended: killed by SIGKILL")
 
@@ -398,6 +440,7 @@ def test_a_plan_runs_without_the_variants_whose_compiler_was_killed(monkeypatch:
         monkeypatch.setattr(module, "compile_in_pool", kill)
     load_variants([region])
     assert region.is_loaded, "it copies, and no step tries again"
+    assert "1 regions copy an output over their input" in capsys.readouterr().err
     with pytest.raises(CaptureError, match="SIGKILL"):
         region.compile()
 

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from autotune.errors import StoreError
+from autotune.ir.plan import Plan
 from autotune.measure import child
 from autotune.measure.child import Child
-from autotune.measure.messages import BatchSizeRequest, ChildError
+from autotune.measure.messages import BatchSizeRequest, ChildError, EagerResultsRequest
+from autotune.measure.numerics import find_expected_results
 from autotune.measure.spec import Spec
-from autotune.measure.survey import explain_eager_failure
+from autotune.measure.survey import explain_eager_failure, explain_survey_failure
 from autotune.records.measurement import Measurement, Outcome
 from autotune.workloads.reference import WorkloadRef
 
@@ -70,6 +72,18 @@ def test_a_child_that_closes_its_pipe_and_does_not_exit_is_ended(
     assert error.detail.startswith("closed its pipe, but did not exit within 0.3 s")
 
 
+def test_a_child_that_hangs_before_it_reads_a_large_request_is_ended_at_the_time_limit(tmp_path: Path) -> None:
+    requests, replies = os.pipe(), os.pipe()
+    process = subprocess.Popen(["sleep", "60"], pass_fds=(requests[0], replies[1]), start_new_session=True)
+    for end in (requests[0], replies[1]):
+        os.close(end)
+    hanging = Child(process, (requests[1], replies[0]), tmp_path / "child.log", 0, None)
+    with pytest.raises(ChildError, match=r"^no answer within 0\.2 s$") as caught:
+        hanging.ask(EagerResultsRequest(Path("x" * 2**20)), 0.2)
+    assert caught.value.outcome is Outcome.TIMEOUT
+    assert not hanging.alive
+
+
 def test_a_full_disk_is_not_blamed_on_plain_pytorch() -> None:
     full = Measurement(Outcome.DISK_FULL, "No space left on device")
     error = explain_eager_failure(WorkloadRef("resnet18"), full)
@@ -84,3 +98,26 @@ def test_steps_that_are_too_slow_to_measure_are_not_called_broken() -> None:
     message = str(explain_eager_failure(WorkloadRef("resnet18"), slow))
     assert "too slow to measure, or hang: no answer within 300 s; make the batch smaller" in message
     assert "fix that first" not in message
+
+
+def test_a_disk_that_fills_up_while_a_workload_prepares_is_no_evidence_against_a_plan(tmp_path: Path) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ChildError(Outcome.DISK_FULL, "No space left on device", "OSError")
+
+    workload = WorkloadRef("resnet18")
+    error = explain_survey_failure(
+        workload, Outcome.DISK_FULL, "No space left on device", seconds=600.0, limit_bytes=None
+    )
+    assert isinstance(error, StoreError)
+    assert "No space left on device; free space on the disks of the run directory, the stores and" in str(error)
+    children: Any = SimpleNamespace(ask=refuse)
+    with pytest.raises(StoreError, match="the captured step could not be written: No space left on device; free space"):
+        find_expected_results(children, Spec(workload, tmp_path), Plan((0,)), tmp_path)
+
+
+def test_a_workload_that_takes_too_long_is_told_how_to_import_its_file_without_training() -> None:
+    workload = WorkloadRef("train.py:factory")
+    slow = explain_eager_failure(workload, Measurement(Outcome.TIMEOUT, "no answer within 300 s"))
+    late = explain_survey_failure(workload, Outcome.TIMEOUT, "", seconds=600.0, limit_bytes=None)
+    for error in (slow, late):
+        assert 'if its file trains when it is imported, put that under `if __name__ == "__main__":`' in str(error)

@@ -17,7 +17,7 @@ from autotune.measure.interleaving import (
     ratios_to_baseline,
     turn_order,
 )
-from autotune.measure.messages import ChildError, Done, FinishTiming, TimeBlock, TimedBlock, TimingEnd
+from autotune.measure.messages import ChildError, FinishTiming, TimeBlock, TimedBlock, TimingBegin, TimingEnd
 from autotune.records.measurement import Outcome
 
 
@@ -60,7 +60,7 @@ class Scripted:
                 if verify and not self.room_to_verify:
                     raise ChildError(Outcome.OUT_OF_MEMORY, "over its limit")
                 return TimingEnd(40, self.mismatch)
-        return Done()
+        return TimingBegin()
 
     def end(self) -> None:
         pass

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from autotune.fleet.local import open_harness
 from autotune.measure.children import Children
 from autotune.measure.scratch import Scratch, remove_dead, temporary_root
 from autotune.measure.spec import Spec
+from autotune.records.config import load_config
 from autotune.study.interrupts import Interrupts
 from autotune.workloads.reference import WorkloadRef
 
@@ -59,6 +61,23 @@ def test_a_directory_that_another_session_removes_before_it_is_locked_is_made_ag
         assert scratch.path == Path(made[1])
         assert scratch.path.is_dir()
     assert len(made) == 2
+
+
+def test_temporary_files_stores_and_caches_stay_where_they_are_if_a_workload_changes_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdtemp = tempfile.mkdtemp
+    monkeypatch.chdir(tmp_path)
+    # relative for a relative parent, as before Python 3.12
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **options: os.path.relpath(mkdtemp(**options)))
+    with Scratch(Path(), "scratch-") as scratch:
+        assert scratch.path.parent == tmp_path
+    config = load_config("resnet18", overrides={"runs": "runs", "stores": {"ssd": "."}})
+    with open_harness(config, Path("logs")) as harness:
+        spec = harness._spec
+        assert (spec.log_dir, spec.stores) == (tmp_path / "logs", {"ssd": tmp_path})
+        assert spec.profile_cache is not None
+        assert spec.profile_cache.is_relative_to(tmp_path / "runs")
 
 
 def test_temporary_files_leave_a_directory_in_memory_that_the_user_did_not_choose(

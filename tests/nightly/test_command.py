@@ -10,12 +10,14 @@ from xml.etree import ElementTree
 import pytest
 
 from autotune.cli import main as cli
-from autotune.cli.commands.nightly import NIGHT_VARIABLE
+from autotune.cli.commands.nightly import NIGHT_VARIABLE, _start_entry
 from autotune.fleet.far_end import device_lock
 from autotune.ir.plan import Plan
 from autotune.measure.device.conditions import MachineConditions, collect_machine_conditions
 from autotune.nightly.conditions import collect_conditions
+from autotune.nightly.config import load_nightly_config
 from autotune.nightly.history import EntryDirectory, NightRecord, NightVerdict
+from autotune.nightly.parallel import EntryTime
 from autotune.nightly.results import NightResults, worst_error
 from autotune.records import plan_file as planfile
 from autotune.records.measurement import Measurement
@@ -199,6 +201,16 @@ def test_conditions_hold_what_a_cause_is_told_by():
     recorded = collect_conditions(machine, with_threads, "", baseline_seconds=0.5)
     assert recorded.threads == {"OMP_WAIT_POLICY": "PASSIVE"}
     assert (conditions.busy, conditions.baseline_seconds, conditions.code["graph"]) == (0.25, 0.5, "0123456789ab")
+
+
+@pytest.mark.usefixtures("night")
+def test_the_process_of_an_entry_imports_nothing_from_the_current_directory(monkeypatch: pytest.MonkeyPatch):
+    commands: list[list[str]] = []
+    monkeypatch.setattr("subprocess.Popen", lambda command, **options: commands.append(command))
+    path = Path("night.yaml")
+    options = load_nightly_config(path)
+    _start_entry(path, options, "2026-11-20", None, None)(options.entries[0], EntryTime(60.0, 60.0))
+    assert [command[1:4] for command in commands] == [["-P", "-m", "autotune"]]
 
 
 @pytest.mark.parametrize("is_in_a_process", [True, False])

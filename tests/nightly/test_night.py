@@ -23,17 +23,20 @@ from autotune.errors import (
     WorkerError,
 )
 from autotune.ir.plan import Plan
+from autotune.measure.device.conditions import MachineConditions
 from autotune.nightly import parallel
-from autotune.nightly.diagnosis import Cause, Conditions
-from autotune.nightly.history import EntryDirectory, NightVerdict, plan_identity
+from autotune.nightly.conditions import collect_conditions
+from autotune.nightly.diagnosis import Cause, Conditions, diagnose
+from autotune.nightly.history import EntryDirectory, NightRecord, NightVerdict, plan_identity
 from autotune.nightly.night import NightJob, latest_night, run_entry, run_night
 from autotune.nightly.result_files import build_row, to_document
-from autotune.nightly.results import worst_error
+from autotune.nightly.results import NightResults, worst_error
 from autotune.nightly.rounds import MIN_ROUNDS
 from autotune.records import plan_file as planfile
 from autotune.records.json_codec import append_line
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import lock_run_dir
+from autotune.testing.fake_runner import DEVICE
 from autotune.testing.graphs import training_chain
 from tests.nightly.fakes import (
     CHALLENGER,
@@ -409,6 +412,19 @@ def test_a_red_line_says_what_changed_since_the_last_good_night(bench: Bench, ch
     assert words in night.detail
 
 
+def test_a_workload_that_no_longer_prepares_blames_nothing_that_it_did_not_collect():
+    machine = MachineConditions("n7", {"commit": "aaaa"}, {"torch": "2.12.0"})
+    device = replace(DEVICE, driver="Linux 6.1", environment={"torch threads": "2"})
+    before = collect_conditions(machine, device, "0123456789abcdef", baseline_seconds=0.5)
+    now = collect_conditions(replace(machine, code={"commit": "bbbb"}), None, "", baseline_seconds=None)
+    assert diagnose(now, before) == ([Cause.CODE], "commit aaaa -> bbbb")
+    same = collect_conditions(machine, None, "", baseline_seconds=None)
+    assert diagnose(same, before) == ([], "code and packages are the same as in the last good night")
+    night = NightRecord("n9", "chain", NightVerdict.REGRESSION)
+    error = worst_error(NightResults("n9", "night.yaml", (night,), ()))
+    assert str(error) == "night n9: regression of chain (cause unknown)"
+
+
 def test_a_baseline_that_is_slower_itself_is_device_state(bench: Bench):
     bench.crown()
     bench.runner.pace[CHAMPION], bench.runner.eager_seconds = 1.1, 1.3
@@ -560,6 +576,16 @@ def test_a_search_that_fails_beside_a_champion_is_only_a_note(bench: Bench):
     assert "no challenger: needs more" in results.nights[0].detail
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ZeroDivisionError("of ours")])
+def test_an_internal_error_of_a_search_beside_a_champion_is_a_note_too(bench: Bench, capsys, error: Exception):
+    bench.crown()
+    bench.search.error = error
+    results = bench.run("n9")
+    assert (results.nights[0].verdict, exit_code(results)) == (NightVerdict.SAME, 0)
+    assert f"no challenger: internal error: {type(error).__name__}: {error}" in results.nights[0].detail
+    assert "Traceback" in capsys.readouterr().err
+
+
 def test_a_store_that_is_gone_is_inconclusive_for_a_champion(bench: Bench, monkeypatch):
     bench.crown()
 
@@ -568,6 +594,17 @@ def test_a_store_that_is_gone_is_inconclusive_for_a_champion(bench: Bench, monke
 
     monkeypatch.setattr(bench.runner, "measure", refuse)
     assert exit_code(bench.run("n9")) == 5
+
+
+def test_a_store_that_is_gone_before_an_entry_opens_is_inconclusive_for_a_champion(bench: Bench):
+    bench.crown()
+
+    def refuse(entry, log_dir):
+        raise StoreError("ssd store: no directory /fast")
+
+    bench.open = refuse
+    results = bench.run("n9")
+    assert (results.nights[0].detail, exit_code(results)) == ("ssd store: no directory /fast", 5)
 
 
 @pytest.mark.parametrize(
@@ -829,7 +866,7 @@ def test_killed_between_history_and_plan_file_a_promotion_survives_a_night_that_
         raise StoreError("ssd store: no directory /fast")
 
     bench.open = refuse
-    assert bench.night("n7").verdict is NightVerdict.FAILED
+    assert bench.night("n7").verdict is NightVerdict.INCONCLUSIVE
     assert planfile.read(bench.home().champion).plan == CHALLENGER
 
 

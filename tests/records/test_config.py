@@ -147,6 +147,10 @@ def test_a_string_that_looks_like_something_else_stays_a_string(text):
             "my.yaml:2: micro_batches: input should be 'auto', 'never' or 'always' (got True)",
         ),
         ("workload: a\nseed: true", "my.yaml:2: seed: input should be a valid integer (got True)"),
+        (
+            "workload: a\nseed: 2147483648",
+            "my.yaml:2: seed: input should be less than or equal to 2147483647 (got 2147483648)",
+        ),
         ("workload: a\ntrials: 0", "my.yaml:2: trials: input should be greater than or equal to 1 (got 0)"),
         ("workload: a\nseed: 1\nworkload: b", "my.yaml:3: 'workload' is repeated; the first one is on line 1"),
         ("workload: [a\n", "my.yaml:2: not YAML: expected ',' or ']', but got '<stream end>'"),

@@ -28,7 +28,7 @@ from autotune.records.run_dir import find_runs_dir
 from autotune.records.trial import Trial, TrialKind, append_trial
 from autotune.report.decision_savings import evaluate_decisions
 from autotune.report.html import render_page, write_report
-from autotune.report.summary import list_run_facts, summarize_run
+from autotune.report.summary import list_device_facts, list_run_facts, summarize_run
 from autotune.study.recorded_run import RecordedRun
 from autotune.testing.graphs import chain, training_chain
 
@@ -495,11 +495,27 @@ def test_a_gain_within_the_noise_of_the_re_measurement_is_not_stated(tmp_path: P
     searched = RecordedRun.load(write_run(tmp_path / "searched", trials, graph, costs, "90%"))
     confirmed = RecordedRun.load(write_run(tmp_path / "confirmed", [*trials, again], graph, costs, "90%"))
     assert summarize_run(searched)[0].endswith("and saves 20 % of the time, not re-measured")
-    assert summarize_run(confirmed)[0].endswith("and is no slower within the noise (-33 % to +7 %)")
+    assert summarize_run(confirmed)[0].endswith("and may take -33 % to +7 % more time")
     assert dict(list_run_facts(searched))["time over eager's"].endswith(", not re-measured")
     facts = dict(list_run_facts(confirmed))
     assert facts["time over eager's"] == "-6.5 % (-33.0 % to +7.0 %, 95 % of 6)"
     assert facts["machine"] == DEVICE.silicon
+
+
+def test_plain_eager_within_the_budgets_tolerance_fits_the_budget_too(tmp_path: Path) -> None:
+    graph, costs = training()
+    eager, plan = seen(graph, costs, None), recomputing(graph)
+    trials = [trial(0, graph, costs, None, eager), trial(1, graph, costs, plan, seen(graph, costs, plan))]
+    budget = f"step:{int((eager.step_charged_bytes or 0) / 1.003)}B"
+    records = RecordedRun.load(write_run(tmp_path / "run", trials, graph, costs, budget))
+    assert summarize_run(records)[1].endswith("plain PyTorch fits the budget too.")
+
+
+def test_the_page_names_the_device_of_the_best_plan_and_not_that_of_the_last_session(tmp_path: Path) -> None:
+    records = RecordedRun.load(full_run(tmp_path / "run"))
+    later = replace(records, device=replace(DEVICE, silicon="Another", torch="2.14.0"))
+    assert dict(list_run_facts(later))["machine"] == DEVICE.silicon
+    assert dict(list_device_facts(later))["software"] == "torch 2.13.0"
 
 
 def test_a_run_of_the_baseline_alone_says_how_to_go_on_instead_of_that_nothing_fits(tmp_path: Path) -> None:

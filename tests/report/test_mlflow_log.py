@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from autotune.cli.commands.report import run as log_again
 from autotune.errors import ConfigError, DeviceLostError, LockedError
 from autotune.ir.plan import Plan
 from autotune.records.config import Config
-from autotune.records.json_codec import from_json
+from autotune.records.json_codec import from_json, to_json
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.run_dir import lock_run_dir
 from autotune.records.trial import Trial, TrialKind, load_trials
@@ -34,7 +35,7 @@ from autotune.report.html import write_report
 from autotune.report.mlflow_log import Tracker
 from autotune.report.mlflow_store import BEST_TRIAL, ENVIRONMENT, MLFLOW_VIEW, experiment_name, relocate_artifacts
 from autotune.report.tracking.artifacts import INCOMPLETE
-from autotune.report.tracking.fields import MAX_NAME, trial_metrics
+from autotune.report.tracking.fields import MAX_NAME, MAX_TAG, trial_metrics
 from autotune.study.recorded_run import read_session_end
 from autotune.study.session import StudyResult, tune
 from autotune.study.verdicts.confirm import to_table
@@ -138,6 +139,14 @@ def later(logged):
 def test_experiment_stands_for_workload_and_device_without_a_slash(logged):
     assert logged.experiment.name == "autotune.resnet18.cpu-fake-9000-2"
     assert experiment_name("models/net.py:tiny", "cpu-x") == "autotune.models-net.py-tiny.cpu-x"
+
+
+def test_a_study_that_went_on_on_another_device_is_logged_to_the_experiment_of_its_first_trial(logged):
+    run_dir, other = logged.run_dir.parent / "moved-on", replace(DEVICE, silicon="Fake 8000")
+    shutil.copytree(logged.run_dir, run_dir)
+    (run_dir / "device.json").write_text(json.dumps(to_json(other)))
+    assert Tracker(logged.config, run_dir).finish().startswith(f"{logged.experiment.name}: ")
+    assert logged.study(run_dir.name).data.tags["device.key"] == DEVICE.key
 
 
 def test_what_is_said_of_a_logged_run_later_stands_on_its_parent(logged):
@@ -517,6 +526,20 @@ def test_a_workload_with_long_arguments_is_logged(logged):
     assert Tracker(config, run_dir).finish().startswith(f"{logged.experiment.name}: ")
     (batch,) = logged.study(run_dir.name).inputs.dataset_inputs
     assert batch.dataset.name == f"batch of {config.ref}"[:MAX_NAME]
+
+
+def test_a_trial_with_a_long_text_or_a_nul_in_it_has_tags_that_every_store_takes(logged):
+    class Verbose(FakeRunner):
+        def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
+            result = super().measure(plan, budget_bytes=budget_bytes, beat=beat)
+            return replace(result, verified=f"\0{2 * MAX_TAG * 'x'}")
+
+    run_dir = logged.run_dir.parent / "verbose"
+    tune(logged.config, Verbose(), run_dir, lasting=False)
+    assert Tracker(logged.config, run_dir).finish().startswith(f"{logged.experiment.name}: ")
+    values = [value for run in logged.family(run_dir.name) for value in run.data.tags.values()]
+    assert max(map(len, values)) == MAX_TAG
+    assert not any("\0" in value for value in values)
 
 
 def test_a_study_whose_experiment_was_deleted_is_logged_to_the_next_number(tmp_path, monkeypatch):

@@ -342,6 +342,31 @@ def test_a_backward_through_an_extra_is_refused_where_another_extra_is_a_number(
         extras["aux"].backward()
 
 
+class OneNode(torch.autograd.Function):
+    """Node of all results, as DistributedDataParallel has it where it looks for unused parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, *results: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(result.clone() for result in results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return gradients
+
+
+def test_an_extra_that_shares_a_node_with_the_loss_and_has_no_gradient_is_no_hindrance():
+    def with_extra(model: nn.Module, batch: Any) -> Any:
+        results = model(batch)
+        return results.square().mean(), results.mean()
+
+    model, batch = nn.Linear(8, 4), torch.ones(2, 8)
+    loss, _ = OneNode.apply(*PlannedLoss(model, with_extra)(batch))
+    loss.backward()
+    expected = torch.autograd.grad(with_extra(model, batch)[0], model.weight)[0]
+    assert torch.equal(model.weight.grad, expected)
+
+
 def test_a_batch_that_wants_its_gradient_later_is_refused():
     planned = PlannedLoss(nn.Linear(8, 4), squared)
     planned((torch.ones(2, 8),))

@@ -74,6 +74,18 @@ def test_a_front_of_a_step_of_a_few_kilobytes_has_plan_files(tmp_path: Path):
     assert all(planfile.read(path).budget.startswith("step:") for path in files)
 
 
+def test_a_session_removes_no_other_files_from_the_folder_of_the_front_than_plans(tmp_path: Path):
+    small = FakeRunner(graph=training_chain(10, nbytes=1000, param_bytes=100))
+    names = "plan-1.trace.json", "plan-a.json"
+    run(tmp_path, small, trials=6)
+    front = RunDir(tmp_path / "run").front
+    for name in ("plan-99.json", *names):
+        (front / name).write_text("{}")
+    run(tmp_path, small, trials=6)
+    assert all((front / name).exists() for name in names)
+    assert not (front / "plan-99.json").exists()
+
+
 @dataclass
 class Recording(FakeRunner):
     """Runner that lists the plans that it measured in the processes since each `renew`."""

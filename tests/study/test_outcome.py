@@ -12,7 +12,13 @@ from autotune.records.budget import Budget
 from autotune.records.config import load_config
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.trial import Trial, TrialKind
-from autotune.study.outcome import check_plans_directory, explain_failure, explain_no_time, prove_infeasible
+from autotune.study.outcome import (
+    check_plans_directory,
+    explain_failure,
+    explain_no_time,
+    prove_infeasible,
+    remove_plan,
+)
 from autotune.study.verdicts.ranking import Rules
 from autotune.testing.graphs import training_chain
 from tests.study.test_ranking import estimate
@@ -143,6 +149,17 @@ def test_a_budget_is_not_infeasible_where_the_time_was_over_before_the_planners_
     ):
         error = explain_failure(CONFIG, rules(301 * 2**20), trials, estimate(), Path("run"), is_late=is_late)
         assert type(error) is kind
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_files_of_a_plan_are_removed_only_where_a_plan_failed(tmp_path: Path, fails: bool):
+    record, path = tmp_path / "run" / "plan.json", tmp_path / "plans" / "run.json"
+    for file in (record, path):
+        file.parent.mkdir()
+        file.write_text("{}")
+    again = [trial(1, outcome=Outcome.OUT_OF_MEMORY)] if fails else []
+    remove_plan(CONFIG.model_copy(update={"plans": str(tmp_path / "plans")}), tmp_path / "run", [trial(1), *again])
+    assert (record.exists(), path.exists()) == (not fails, not fails)
 
 
 def test_a_suggested_command_is_quoted_for_a_shell():

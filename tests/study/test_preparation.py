@@ -10,9 +10,11 @@ import pytest
 
 from autotune.api.launch import read_baseline
 from autotune.errors import ConfigError
+from autotune.ir.plan import Plan
 from autotune.measure.survey import PreparedWorkload
 from autotune.records.config import Config, load_config
 from autotune.records.device import Device
+from autotune.records.measurement import Measurement
 from autotune.records.run_dir import RunDir
 from autotune.records.trial import TrialKind, load_trials
 from autotune.study.batch.records import BatchSearch, StepSize, write_batch_search
@@ -124,6 +126,19 @@ def test_a_study_that_goes_on_with_other_threads_notes_them(tmp_path: Path):
     assert note.store == "device"
     assert "the earlier trials ran with other settings: torch threads: recorded 2, now 4;" in note.message
     assert note.message.endswith(f"--seed-from {tmp_path / 'run'}")
+
+
+def test_a_study_that_goes_on_with_another_meter_notes_it_once(tmp_path: Path):
+    class OtherMeter(RunnerOn):
+        def measure(self, plan: Plan, *, budget_bytes: int, beat: float | None = None) -> Measurement:
+            return replace(super().measure(plan, budget_bytes=budget_bytes, beat=beat), meter="other")
+
+    run(tmp_path, None, DEVICE, trials=3)
+    events: list[Event] = []
+    config = make_config(tmp_path, trials=6, moves=False)
+    tune(config, OtherMeter(), tmp_path / "run", progress=events.append, lasting=False)
+    (note,) = (event for event in events if isinstance(event, Logged))
+    assert "were measured by other, those of earlier plans by fake;" in note.message
 
 
 def test_the_baseline_keeps_the_device_that_measured_it(tmp_path: Path):

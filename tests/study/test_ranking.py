@@ -147,6 +147,11 @@ def test_within_the_noise_the_smaller_wins():
     assert select_winner(hardly_smaller, RULES).number == 1
 
 
+def test_a_plan_of_a_session_that_could_compare_nothing_stays_the_winner_where_a_later_one_compares():
+    assert select_winner([trial(1, seen(max_error=None))], RULES).number == 1
+    assert select_winner([trial(1, seen(max_error=1e-12))], RULES) is None
+
+
 def test_fresh_numbers_outweigh_those_that_chose_the_plan():
     lucky = trial(1, seen(ratio=1.0))
     honest = trial(3, seen(ratio=1.2), kind=TrialKind.CONFIRM, plan=1)

@@ -744,6 +744,15 @@ def test_a_finished_study_runs_nothing_again(tmp_path):
     assert all(event.resumed for event in events if isinstance(event, Finished))
 
 
+def test_a_study_in_a_budget_of_the_process_keeps_its_plan_where_the_idle_process_is_larger_later(tmp_path):
+    first = run(tmp_path, budget="5000000B", trials=6)
+    again, events = FakeRunner(floor_bytes=FLOOR_BYTES + 400_000), list[Event]()
+    assert run(tmp_path, again, events, budget="5000000B", trials=6) == first
+    assert again.measured == []
+    (note,) = (event for event in events if isinstance(event, Logged))
+    assert "when earlier plans were judged; the step keeps 3.8 MiB of 5000000B, as for these; to divide" in note.message
+
+
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_plan_that_fails_after_it_was_handed_back_is_taken_back_unless_the_file_is_anothers(tmp_path, ours):
     def interrupted(runner: FakeRunner) -> None:

@@ -32,6 +32,7 @@ def test_a_broken_database_is_set_aside_and_one_that_cannot_be_made_is_its_own_e
 
 CALLS: dict[str, Callable[[TrialStore, optuna.Trial], object]] = {
     "ask": lambda store, request: store.ask(),
+    "suggest": lambda store, request: store.suggest(request),
     "reserve": lambda store, request: store.reserve(),
     "retry": lambda store, request: store.retry(request),
     "record_winner": lambda store, request: store.record_winner(Trial(3, TrialKind.CONFIRM, "w", "d")),
@@ -43,7 +44,7 @@ CALLS: dict[str, Callable[[TrialStore, optuna.Trial], object]] = {
 def test_a_database_that_another_writer_locks_is_a_config_error_with_the_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[TrialStore, optuna.Trial], object]
 ) -> None:
-    store = TrialStore(tmp_path, IDENTITY, {}, Rules(1000, 0, None, 0.0), [])
+    store = TrialStore(tmp_path, IDENTITY, {"order": {"traced": {}}}, Rules(1000, 0, None, 0.0), [])
     request = store.ask()
     storage: Any = store.study._storage
     # without waits for the lock: SQLite's are five seconds, and Optuna tries five times

@@ -153,6 +153,16 @@ def test_a_batch_that_is_loaded_together_with_another_variable_counts_as_passed_
     assert not ignores_list_type(loss)
 
 
+def test_a_batch_that_python_3_14_borrows_and_indexes_is_only_unpacked(monkeypatch: pytest.MonkeyPatch):
+    def loss(model: Any, batch: Any) -> Any:
+        return model(batch[0])
+
+    steps = [("LOAD_FAST_BORROW", "batch", "batch"), ("LOAD_SMALL_INT", 0, "0"), ("BINARY_OP", 26, "[]")]
+    renamed = [types.SimpleNamespace(opname=name, argval=value, argrepr=text) for name, value, text in steps]
+    monkeypatch.setattr(dis, "get_instructions", lambda code: renamed)
+    assert ignores_list_type(loss)
+
+
 @pytest.mark.parametrize(
     ("batch", "first", "words"),
     [

@@ -118,9 +118,12 @@ class Updates:
         try:
             yield
         except BaseException:
-            if 0 < self._updated < len(self._group_of):
+            trained = sum(
+                parameter.requires_grad for group in self.optimizer.param_groups for parameter in group["params"]
+            )
+            if 0 < self._updated < trained:
                 warnings.warn(
-                    f"the step failed after {self._updated} of {len(self._group_of)} parameters were updated, so these are one "
+                    f"the step failed after {self._updated} of {trained} parameters were updated, so these are one "
                     "step ahead of the others; load a checkpoint before training goes on",
                     stacklevel=4,
                 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.modules import module as module_globals
 from torch.utils._python_dispatch import _disable_current_modes
 
 from autotune.capture.python.step_module import StepModule
@@ -28,6 +29,8 @@ class GuardFailure:
     """Current value; None where it cannot be read."""
     line: str
     """File, number and text of the user's line that reads the value; empty if unknown."""
+    of_branch: bool = False
+    """True for a branch on numbers in the batch's tensors."""
 
     def __str__(self) -> str:
         line = f" (read at {self.line})" if self.line else ""
@@ -65,6 +68,10 @@ class Sources:
         """Assign to an expression."""
         exec(f"{name} = value", self._scope, {"L": {"self": self.step}, "value": value})
 
+    def delete(self, name: str) -> None:
+        """Delete what an expression names."""
+        exec(f"del {name}", self._scope, {"L": {"self": self.step}})
+
     def spell(self, name: str) -> str:
         """Return an expression as the user's code has it: `model.beta`, `weights['kl']`."""
         name = self.step.spell(name)
@@ -97,6 +104,7 @@ class Guards:
         self._forwards: dict[type[torch.nn.Module], Any] = {
             type(module): type(module).forward for module in sources.step.modules()
         }
+        self._hooks = _global_hooks()
 
     @property
     def conditions(self) -> list[str]:
@@ -110,7 +118,7 @@ class Guards:
     def values_hold(self, tensors: list[torch.Tensor], constants: list[Any]) -> bool:
         """Return whether the conditions on Python values hold; branches on the batch's numbers are left out."""
         self.sources.step.constants[:] = constants
-        if self._replaced() is not None:
+        if self._replaced() is not None or self._hooks != _global_hooks():
             return False
         with _without_modes():
             return bool(self._manager.check({"self": self.sources.step, "tensors": tuple(tensors)}))
@@ -125,6 +133,8 @@ class Guards:
         if (kind := self._replaced()) is not None:
             name = f"{kind.__qualname__}.forward"
             return GuardFailure(f"{kind.__module__}.{name}", name, f"{name} being the same function", None, "")
+        if self._hooks != _global_hooks():
+            return GuardFailure("", "global hooks of modules", "the same global hooks of modules", None, "")
         with _without_modes():
             failure = self._manager.check_verbose({"self": self.sources.step, "tensors": tuple(tensors)})
         if failure.result:
@@ -144,6 +154,18 @@ class Guards:
         return next((kind for kind, forward in self._forwards.items() if kind.forward is not forward), None)
 
 
+def _global_hooks() -> list[Any]:
+    """Return the hooks that run around every module, without torch's own, such as those that count operations."""
+    hooks = [hook for table in GLOBAL_HOOKS for hook in table.values()]
+    return [hook for hook in hooks if not getattr(hook, "__module__", "").startswith("torch.")]
+
+
+GLOBAL_HOOKS = (
+    module_globals._global_forward_pre_hooks, module_globals._global_forward_hooks,
+    module_globals._global_backward_pre_hooks, module_globals._global_backward_hooks,
+)  # fmt: skip
+"""Torch's tables of hooks that run around every module."""
+
 _COUNTED = re.compile(
     r"__builtins_dict___\d+|(?<=_)c\d+(?='\])|(?<=requires_grad=False), size=\[.*?\], stride=\[.*?\](?=\))"
 )
@@ -159,7 +181,12 @@ def branch_failure(branch: BatchBranch) -> GuardFailure:
     """Return the failure of a branch that another batch takes differently."""
     read = " and ".join(f"batch.{number}" for number in branch.inputs) or "a tensor"
     return GuardFailure(
-        f"{read} at {branch.line}", f"a condition on {read}", str(branch.value), not branch.value, branch.line
+        f"{read} at {branch.line}",
+        f"a condition on {read}",
+        str(branch.value),
+        not branch.value,
+        branch.line,
+        of_branch=True,
     )
 
 

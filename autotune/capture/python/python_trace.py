@@ -82,8 +82,12 @@ class PythonTrace:
         return any(constant.is_number for constant in self.symbols.replacements.values())
 
 
-def trace_python(step: StepModule, tensors: list[torch.Tensor], dynamic: frozenset[str] = frozenset()) -> PythonTrace:
+def trace_python(
+    step: StepModule, tensors: list[torch.Tensor], dynamic: frozenset[str] = frozenset(), *, ints: bool = True
+) -> PythonTrace:
     """Trace `step(*tensors)`. `dynamic` has the sources of numbers that become inputs instead of constants.
+
+    Ints among them become symbols too if `ints`. Such a symbol shows who reads the number; no captured step has it as an input.
 
     Raises whatever Dynamo or the step itself raises.
     """
@@ -102,9 +106,9 @@ def trace_python(step: StepModule, tensors: list[torch.Tensor], dynamic: frozens
             specialize_float=not dynamic,
             allow_unspec_int_on_nn_module=bool(dynamic),
         ),
-        _numbers_as_inputs(dynamic),
+        _numbers_as_inputs(dynamic, ints=ints),
         _not_exporting(),
-        record_side_effects() as effects,
+        record_side_effects() as (effects, hooked),
         decide_batch_branches(tensors) as branches,
         get_metrics_context(),
         dynamo_timed("fullgraph_capture"),
@@ -113,6 +117,11 @@ def trace_python(step: StepModule, tensors: list[torch.Tensor], dynamic: frozens
         output: Any = captured.graph_capture_output
     graph = output.output_graph
     sources = Sources(step, output.f_globals)
+    if hooked:
+        raise CaptureError(
+            f"the step registers a hook on {sources.spell(hooked[0])}, which a captured step never calls; multiply or change "
+            "the gradient in before_update, or register the hook on a result of an op"
+        )
 
     def guards_without(names: frozenset[str], alone: frozenset[str]) -> Guards:
         # with recursive tags, which older versions use by default, changes in closures and classes go unnoticed
@@ -185,7 +194,7 @@ def _guarded(guard: Any) -> str:
 
 
 @contextmanager
-def _numbers_as_inputs(names: frozenset[str]) -> Iterator[None]:
+def _numbers_as_inputs(names: frozenset[str], *, ints: bool) -> Iterator[None]:
     """Make Dynamo treat numbers as symbols; by itself it does so only for code that it compiles a second time."""
     from torch._dynamo import pgo
     from torch._dynamo.variables import builder
@@ -194,7 +203,8 @@ def _numbers_as_inputs(names: frozenset[str]) -> Iterator[None]:
 
     def process(tx: Any, name: str, entry: Any, **kwargs: Any) -> Any:
         processed = original(tx, name, entry, **kwargs)
-        return pgo.FrameStateSizeEntry(scalar=pgo.auto_dynamic) if name in names else processed
+        is_input = name in names and (ints or type(entry.scalar) is float)
+        return pgo.FrameStateSizeEntry(scalar=pgo.auto_dynamic) if is_input else processed
 
     with mock.patch.object(builder, "process_automatic_dynamic", process):
         yield

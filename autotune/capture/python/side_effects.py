@@ -4,11 +4,10 @@ A change that the step itself reads alters the next step, so it is refused, and 
 change, such as a counter for a log, is reported once.
 """
 
-import itertools
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 from unittest import mock
@@ -18,7 +17,7 @@ from torch import fx
 
 from autotune.capture.python.guards import Sources
 from autotune.capture.python.refusals import describe_change, suggest_fix
-from autotune.capture.python.state_places import is_same
+from autotune.capture.python.state_places import changed_content, fill_temporarily, grown_contents, is_same
 from autotune.errors import CaptureError
 from autotune.workloads.factory import innermost_user_line
 
@@ -53,26 +52,34 @@ UNKNOWN = object()
 
 
 @contextmanager
-def record_side_effects() -> Iterator[list[SideEffect]]:
-    """Collect the side effects that Dynamo finds while it traces."""
+def record_side_effects() -> Iterator[tuple[list[SideEffect], list[str]]]:
+    """Collect the side effects that Dynamo finds while it traces, and the sources of the tensors that get a hook."""
     from torch._dynamo.output_graph import OutputGraph
 
     recorded: list[SideEffect] = []
+    hooked: list[str] = []
     original = OutputGraph.compile_subgraph
 
     def record(graph: Any, *args: Any, **kwargs: Any) -> Any:
         recorded[:] = _side_effects(graph.side_effects)
+        hooks = graph.side_effects.tensor_hooks.values()
+        hooked[:] = [tensor.source.name for tensor, *_ in hooks if tensor.source is not None]
         return original(graph, *args, **kwargs)
 
     with mock.patch.object(OutputGraph, "compile_subgraph", record):
-        yield recorded
+        yield recorded, hooked
 
 
 def _side_effects(effects: Any) -> Iterator[SideEffect]:
     from torch._dynamo.variables.base import AttributeMutationExisting, ValueMutationExisting
+    from torch._dynamo.variables.sets import SetVariable
 
     zeros: dict[fx.Node, torch.Tensor] = {}
-    for changed in effects._get_modified_vars():
+    listed = effects._get_modified_vars()
+    ids = set(map(id, listed))
+    # Dynamo lists neither sets nor the content of an `OrderedDict`, a `defaultdict` and the like
+    unlisted = [changed for changed in effects.mutation_user_stacks if id(changed) not in ids]
+    for changed in (*listed, *unlisted):
         if not isinstance(changed.mutation_type, (AttributeMutationExisting, ValueMutationExisting)):
             continue
         source = changed.source.name if changed.source is not None else ""
@@ -85,8 +92,8 @@ def _side_effects(effects: Any) -> Iterator[SideEffect]:
                 if _is_written_in_place(content, f"{source}[{key!r}]"):
                     continue
                 yield SideEffect(f"{source}[{key!r}]", _content(content, zeros), _line(stacks, str(key)))
-        elif isinstance(changed.mutation_type, ValueMutationExisting):
-            if _is_restored(changed, source):
+        elif isinstance(changed.mutation_type, ValueMutationExisting) or isinstance(changed, SetVariable):
+            if not source or _is_restored(changed, source):
                 continue
             yield SideEffect(source, _content(changed, zeros), _line(stacks, ""), container=True)
 
@@ -231,7 +238,21 @@ def refuse_read_side_effects(traced: TracedReads, retrace: Retrace) -> tuple[Sid
         if _is_read(effect, traced, retrace):
             raise CaptureError(_refusal(effect, traced.sources))
         unread.append(effect)
+    _refuse_read_attributes([effect for effect in unread if effect.line], traced, retrace)
     return tuple(unread)
+
+
+def _refuse_read_attributes(effects: list[SideEffect], traced: TracedReads, retrace: Retrace) -> None:
+    """Refuse an attribute that the step makes and the next one reads; Dynamo sets no guard on a lookup that fails."""
+    made = [each for each in effects if not each.container and not traced.sources.exists(each.source)]
+    made = [effect for effect in made if not _contains_unknown(effect.after)]
+    if not made:
+        return
+    with ExitStack() as stack:
+        for effect in made:
+            stack.enter_context(_create(traced.sources, effect.source, effect.after))
+        if retrace(frozenset()).text != traced.text:
+            raise CaptureError(_refusal(made[0], traced.sources))
 
 
 def _is_read(effect: SideEffect, traced: TracedReads, retrace: Retrace) -> bool:
@@ -260,24 +281,13 @@ def changed_sources(effects: Iterable[SideEffect], sources: Sources) -> tuple[fr
     alone: set[str] = set()
     for effect in effects:
         before = sources.value(effect.source) if effect.container and sources.exists(effect.source) else None
-        keys = _changed_content(before, effect.after) if effect.container else None
+        keys = changed_content(before, effect.after) if effect.container else None
         if keys is None:
             whole.add(effect.source)
         else:
             alone.add(effect.source)
             whole.update(f"{effect.source}[{key!r}]" for key in keys)
     return frozenset(whole), frozenset(alone)
-
-
-def _changed_content(before: Any, after: Any) -> list[Any] | None:
-    """Return the keys or positions whose content differs; None where that cannot be told."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        return [key for key in {**before, **after} if key not in before or not is_same(before[key], after.get(key))]
-    if isinstance(before, (list, deque)) and isinstance(after, (list, tuple, deque)):
-        common = min(len(before), len(after))
-        differing = [i for i in range(common) if not is_same(before[i], after[i])]
-        return [*differing, *range(common, max(len(before), len(after)))]
-    return None
 
 
 def settle(traced: Trace, retrace: Callable[[], Trace]) -> Trace:
@@ -315,8 +325,8 @@ def _is_read_container(effect: SideEffect, traced: TracedReads, retrace: Retrace
     if not isinstance(container, CONTAINERS) or _contains_unknown(effect.after):
         return True
     numbers = _changed_numbers(container, effect.after)
-    for content in (effect.after, *_grown_contents(container, effect.after)):
-        with _fill_temporarily(container, content):
+    for content in (effect.after, *grown_contents(container, effect.after)):
+        with fill_temporarily(container, content):
             if retrace(frozenset()).text != traced.text:
                 return True
     if not numbers:
@@ -324,37 +334,34 @@ def _is_read_container(effect: SideEffect, traced: TracedReads, retrace: Retrace
     later = effect.after.copy()
     for key, number in numbers.items():
         later[key] = number + 7
-    symbols = frozenset(f"{effect.source}[{key!r}]" for key in numbers)
+    symbols = frozenset(source for key in numbers for source in _item_sources(effect.source, container, key))
     # as for attributes: a symbol in place of each number reveals every use except the number's own update
-    with _fill_temporarily(container, later):
+    with fill_temporarily(container, later):
         again = retrace(symbols)
     return bool(symbols & again.read) or again.branches
+
+
+def _item_sources(source: str, container: Any, key: int | str) -> tuple[str, ...]:
+    """Return Dynamo's expressions for an item: one for plain containers, another one for subclasses."""
+    if not isinstance(container, dict):
+        return f"{source}[{key!r}]", f"list.__getitem__({source}, {key!r})"
+    position = f"list(dict.keys({source}))[{[*container].index(key)}]" if key in container else repr(key)
+    return f"{source}[{key!r}]", f"dict.__getitem__({source}, {position})"
 
 
 def _changed_numbers(before: Any, after: Any) -> dict[int | str, int | float]:
     """Return the numbers that the step changes in a container, by key or position, without those that it appends."""
     content = after if isinstance(after, dict) else dict(zip(range(len(before)), after, strict=False))
-    changed = _changed_content(before, after) or []
+    changed = changed_content(before, after) or []
     return {key: content[key] for key in changed if type(key) in (int, str) and type(content.get(key)) in (int, float)}
-
-
-_LATER_LENGTHS = 1024, 2000
-"""Lengths of a growing list at the end of two further traces. Periods such as 64 or 100 divide one of them."""
-
-
-def _grown_contents(before: Any, after: Any) -> list[list[Any]]:
-    """Return the contents of a list that grows in each step, so that the next step ends with each of `_LATER_LENGTHS`."""
-    growth = len(after) - len(before)
-    if not isinstance(after, (list, deque)) or growth <= 0:
-        return []
-    added = list(after)[-growth:]
-    missing = [length - growth - len(after) for length in _LATER_LENGTHS]
-    return [[*after, *itertools.islice(itertools.cycle(added), count)] for count in missing if count > 0]
 
 
 def _is_as_before(effect: SideEffect, sources: Sources) -> bool:
     """Return whether a container ends as it began, such as one that is filled and cleared in every step."""
-    return effect.container and not effect.after and sources.exists(effect.source) and not sources.value(effect.source)
+    if not effect.container or not sources.exists(effect.source):
+        return False
+    before = sources.value(effect.source)
+    return (not effect.after and not before) or is_same(before, effect.after)
 
 
 def _refusal(effect: SideEffect, sources: Sources) -> str:
@@ -376,19 +383,12 @@ def _assign(sources: Sources, name: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _fill_temporarily(container: Any, content: Any) -> Iterator[None]:
-    """Give a container its content after the step, and restore it afterwards."""
-    before = container.copy()
+def _create(sources: Sources, name: str, value: Any) -> Iterator[None]:
+    sources.assign(name, value)
     try:
-        _fill(container, content)
         yield
     finally:
-        _fill(container, before)
-
-
-def _fill(container: Any, content: Any) -> None:
-    container.clear()
-    (container.extend if isinstance(container, (list, deque)) else container.update)(content)
+        sources.delete(name)
 
 
 def _contains_unknown(content: Any) -> bool:

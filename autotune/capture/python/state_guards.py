@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules import module as module_globals
 
-from autotune.capture.python.guards import GuardFailure, other_branch
+from autotune.capture.python.guards import GLOBAL_HOOKS, GuardFailure, other_branch
 from autotune.capture.python.python_trace import FreeInput
 from autotune.capture.python.state_places import CONTAINERS, MISSING, Place, StateReads, instance_dict, plain_content
 from autotune.capture.python.step_module import CONSTANTS, StepModule
@@ -294,13 +293,6 @@ def _failure(source: str, name: str, frozen: Frozen, current: Any, line: str) ->
     return GuardFailure(source, name, frozen.describe(name), None if current is MISSING else current, line)
 
 
-_GLOBAL_HOOKS = (
-    module_globals._global_forward_pre_hooks, module_globals._global_forward_hooks,
-    module_globals._global_backward_pre_hooks, module_globals._global_backward_hooks,
-)  # fmt: skip
-"""Torch's tables of hooks that run around every module."""
-
-
 def _global_state() -> tuple[Any, ...]:
     """Return the modes of torch that a trace depends on."""
     return (
@@ -314,6 +306,6 @@ def _global_state() -> tuple[Any, ...]:
         torch.is_autocast_cache_enabled(),
         torch.get_default_device(),
         torch.get_num_threads(),
-        *(tuple(hooks.items()) for hooks in _GLOBAL_HOOKS),
+        *(tuple(hooks.items()) for hooks in GLOBAL_HOOKS),
         nn.Module.__call__,
     )

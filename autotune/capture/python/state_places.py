@@ -3,12 +3,13 @@
 import contextlib
 import gc
 import inspect
+import itertools
 import pickle
 import random
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -178,6 +179,54 @@ def is_same(before: Any, after: Any) -> bool:
     if isinstance(before, (str, int, float, complex, bytes, set, frozenset, range, slice, torch.Size, np.generic)):
         return bool(before == after)
     return False
+
+
+def changed_content(before: Any, after: Any) -> list[Any] | None:
+    """Return the keys or positions whose content differs; None where that cannot be told."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return [key for key in {**before, **after} if key not in before or not is_same(before[key], after.get(key))]
+    if isinstance(before, (list, deque)) and isinstance(after, (list, tuple, deque)):
+        common = min(len(before), len(after))
+        differing = [i for i in range(common) if not is_same(before[i], after[i])]
+        return [*differing, *range(common, max(len(before), len(after)))]
+    return None
+
+
+_LATER_LENGTHS = 1024, 2000
+"""Lengths of a growing list at the end of two further traces. Periods such as 64 or 100 divide one of them."""
+
+
+def grown_contents(before: Any, after: Any) -> list[Any]:
+    """Return the contents of a list, or a dict of numbered parts, that grows so that the next step ends with each of `_LATER_LENGTHS`."""
+    growth = len(after) - len(before)
+    if not isinstance(after, (list, deque, dict)) or growth <= 0:
+        return []
+    numbers = [key for key in after if type(key) is int and key not in before]
+    if isinstance(after, dict) and len(numbers) < growth:
+        return []
+    added = [after[key] for key in numbers] if isinstance(after, dict) else list(after)[-growth:]
+    missing = [length - growth - len(after) for length in _LATER_LENGTHS]
+    grown = [list(itertools.islice(itertools.cycle(added), count)) for count in missing if count > 0]
+    if isinstance(after, dict):
+        return [{**after, **dict(enumerate(parts, max(numbers) + 1))} for parts in grown]
+    return [[*after, *parts] for parts in grown]
+
+
+@contextlib.contextmanager
+def fill_temporarily(container: Any, content: Any) -> Iterator[None]:
+    """Give a list, set, dict or deque another content, and restore it afterwards; methods of a subclass are not called."""
+    kind: Any = next(kind for kind in (OrderedDict, dict, list, set, deque) if isinstance(container, kind))
+    before = [*kind.items(container)] if isinstance(container, dict) else [*kind.__iter__(container)]
+
+    def fill(parts: Any) -> None:
+        kind.clear(container)
+        (kind.extend if isinstance(container, (list, deque)) else kind.update)(container, parts)
+
+    try:
+        fill(content)
+        yield
+    finally:
+        fill(before)
 
 
 def is_small_array(value: Any, place: Place) -> bool:

@@ -85,11 +85,11 @@ class Recorder:
         gc.freeze()  # objects made by the step are those that the collector lists afterwards
         profile = sys.getprofile()
         try:
-            for name, root in self._roots.items():
-                self._meet(root, name)
-            self._active = True
-            sys.setprofile(self._on_event)
             try:
+                for name, root in self._roots.items():  # this patches classes already
+                    self._meet(root, name)
+                self._active = True
+                sys.setprofile(self._on_event)
                 yield self.result
             finally:
                 self._active = False

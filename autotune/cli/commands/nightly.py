@@ -121,7 +121,7 @@ def _start_entry(
     """Return a function that runs an entry of a night in a process of its own, with a log beside its records."""
 
     def start(entry: NightlyEntry, entry_time: EntryTime) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "autotune", "nightly", str(path), "--only", entry.key]
+        command = [sys.executable, "-P", "-m", "autotune", "nightly", str(path), "--only", entry.key]
         for option, value in (("--fleet", fleet), ("--on", on)):
             command += [option, value] if value is not None else []
         log = find_entry_log(options, entry.key, night)

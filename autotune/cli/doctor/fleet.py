@@ -51,11 +51,12 @@ def inspect_class(fleet: FleetConfig, name: str, log_dir: Path) -> DeviceInspect
     """Return the inspection of one device; raises what reaching it raises."""
     device_class = fleet.find(name)
     stores = {str(store): directory for store, directory in (device_class.stores or {}).items()}
+    request = InspectDevice(code_identity(), device_class.device, stores, device_class.environment)
     notes = ["no answer"]
     channel = ENGINES[device_class.engine](to_reach(fleet, name, log_dir), notes.append)
     try:
         with expire_after(WAIT_SECONDS):
-            reply = channel.ask(InspectDevice(code_identity(), device_class.device, stores), notes.append)
+            reply = channel.ask(request, notes.append)
     except Expired:
         raise FarEndLostError(f"{notes[-1]} for {WAIT_SECONDS:g} s; run doctor when the device is idle") from None
     finally:

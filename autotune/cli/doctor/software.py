@@ -63,7 +63,11 @@ def query_torch() -> TorchInfo:
     reinstall = "install it again: pip install 'torch>=2.12,<2.14'"
     try:
         query = subprocess.run(
-            [sys.executable, "-c", _QUERY], capture_output=True, text=True, timeout=_TIME_LIMIT_SECONDS, check=False
+            [sys.executable, "-P", "-c", _QUERY],
+            capture_output=True,
+            text=True,
+            timeout=_TIME_LIMIT_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise TimeoutError(

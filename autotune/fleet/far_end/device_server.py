@@ -72,7 +72,7 @@ class DeviceServer:
             self._runner = self._stack.enter_context(self._open_runner(call, report))
             return read_node_facts()
         if isinstance(call, InspectDevice):
-            return inspect_device(call.kind, call.stores)
+            return inspect_device(call.kind, call.stores, call.environment)
         if self._runner is None:
             raise ConfigError(f"{type(call).__name__} came before a device was open; open one first")
         match call:

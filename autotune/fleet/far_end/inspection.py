@@ -35,8 +35,27 @@ class DeviceInspection:
     """Reason why a store cannot be used, by the store's name."""
 
 
-def inspect_device(kind: str, stores: Mapping[str, str]) -> DeviceInspection:
-    """Return the properties of this machine's device and of this process."""
+def inspect_device(kind: str, stores: Mapping[str, str], environment: Mapping[str, str]) -> DeviceInspection:
+    """Return the properties of this machine's device and of this process, prepared as for a measurement.
+
+    The variables of `environment` are set meanwhile: they may choose the GPU.
+    """
+    from autotune.fleet.node import prepare_process
+
+    # the class of another device may be inspected in this process later
+    before = {name: os.environ.get(name) for name in environment}
+    try:
+        prepare_process(environment)
+        return _inspect(kind, stores)
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _inspect(kind: str, stores: Mapping[str, str]) -> DeviceInspection:
     from autotune.fleet.node import read_node_facts
 
     facts = read_node_facts()

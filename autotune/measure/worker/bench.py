@@ -23,6 +23,7 @@ from autotune.measure.messages import (
     RegionComparison,
     RoundingWitness,
     TimedBlock,
+    TimingBegin,
     TimingEnd,
     Wiring,
     WorkProgress,
@@ -66,7 +67,7 @@ class _Timing:
 
     plan: Plan | None
     step: Step
-    stack: contextlib.ExitStack
+    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     executor: Executor | None = None
     arena: StepArena | None = None
     charged: Repeated = field(default_factory=Repeated)
@@ -203,22 +204,22 @@ class Bench:
         self._plans.compile_variants()
         return Done()
 
-    def begin_timing(self, plan: Plan | None, *, rests: bool = True) -> Done:
+    def begin_timing(self, plan: Plan | None, *, rests: bool = True) -> TimingBegin:
         """Make a plan, or without one plain eager, ready to be timed in blocks; lay out its arena."""
         timing = self._timing
         if plan is None and timing is not None and timing.plan is None and not timing.is_rested:
             self._eager.restore(releases=False)  # eager's heap stays as a training loop's would
             timing.unmeasured = 1
-            return Done()
+            return TimingBegin()
         self.stop_timing()
         self._eager.restore()
-        stack = contextlib.ExitStack()
-        timing = self._timing = _Timing(plan, self._eager.step, stack, rests=rests)
+        floor_bytes = 0 if plan is None else self._floor_bytes()
+        timing = self._timing = _Timing(plan, self._eager.step, rests=rests)
         if plan is None:
-            stack.enter_context(self._eager.factory_settings())
+            timing.stack.enter_context(self._eager.factory_settings())
         else:
             timing.arena = self._plans.arena(plan)
-            timing.step, timing.executor = stack.enter_context(self._plans.running(plan, arena=timing.arena))
+            timing.step, timing.executor = timing.stack.enter_context(self._plans.running(plan, arena=timing.arena))
         if timing.arena is not None:
             release_memory()
             with self._meter(charged=True) as meter:
@@ -227,7 +228,7 @@ class Bench:
             timing.steps = LAYOUT_STEPS
             if rests:
                 self._rest()
-        return Done()
+        return TimingBegin(floor_bytes)
 
     def hash_timed(self) -> Digests:
         """Run the begun plan to its fourth step, on another batch, and hash what that step computes and leaves."""

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from autotune.capture.optimizers.loop_updates import MAX_NORM
 from autotune.capture.optimizers.optimizer_copy import collect_state_tensors
 from autotune.capture.optimizers.optimizer_snapshot import OptimizerSnapshot
+from autotune.capture.signature import refuse_uninitialized
 from autotune.errors import ConfigError, DeviceRefusedError
 from autotune.ir.allocation import allocated_bytes
 from autotune.kernels.threads import use_threads
@@ -41,6 +42,7 @@ class EagerWorkload:
         self._spec = spec
         self._seed()
         workload = load_workload(spec.workload.reference, spec.workload.arguments, spec.loop)
+        refuse_uninitialized(workload.model, workload.loss_fn)
         self.workload = _on_device(workload, spec.device_kind)
         self.on_gradient: OnGradient | None = None
         """Called with every gradient right before the update of a loop that needs all of them."""

@@ -29,6 +29,15 @@ def source_tags() -> dict[str, str]:
     return {"mlflow.source.name": DISTRIBUTION, "mlflow.source.type": "LOCAL", **name, **commit}
 
 
+MAX_TAG = 5000
+"""Maximum characters of a tag's value; MLflow's databases refuse more than 8000."""
+
+
+def cut_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return tags that every store accepts: long values are cut, and a NUL, which PostgreSQL refuses, is replaced."""
+    return {name: value.replace("\0", "?")[:MAX_TAG] for name, value in tags.items()}
+
+
 def describe_trial(trial: Trial) -> str:
     """Return the note of a trial's run, as Markdown: the estimate beside the measurement, and the reason of a failure."""
     measurement = trial.measurement

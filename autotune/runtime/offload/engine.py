@@ -178,9 +178,11 @@ class OffloadEngine:
         if error is None:
             self.end()
             return
-        # the frames of the failed step hold its values, whose memory the weights need that are away
-        traceback.clear_frames(trace)
-        self.abort()
+        try:
+            # the frames of the failed step hold its values, whose memory the weights need that are away
+            traceback.clear_frames(trace)
+        finally:
+            self.abort()
 
     def end(self) -> None:
         """Finish a step and record its transfers. Raises PlanError if a value is still outside of memory."""
@@ -284,7 +286,7 @@ class OffloadEngine:
         What a signal's handler raises meanwhile, such as the second of two Ctrl-C, does not end that: a tensor on which it
         arrives is restored again. KeyboardInterrupt and SystemExit are raised afterwards.
 
-        Raises StoreError if the store cannot return a tensor.
+        Raises StoreError if the store cannot return a tensor, or if there is no memory for it.
         """
         problems: list[str] = []
         late: BaseException | None = None
@@ -305,9 +307,17 @@ class OffloadEngine:
             problems += [] if problem is None else [str(problem)]
             failures = 0
             left.pop()
+        has_memory = all(
+            tensor.untyped_storage().nbytes() == nbytes
+            for key, value in self._values.items()
+            if key in self._static
+            for tensor, nbytes in zip(value.tensors, value.nbytes, strict=False)
+        )
         self._values = {}
         if problems:
-            raise StoreError(f"{problems[0]}, and a weight or its optimizer state is lost; load a checkpoint")
+            # a checkpoint cannot be loaded into a tensor without memory
+            advice = "load a checkpoint" if has_memory else "start the process again and load a checkpoint"
+            raise StoreError(f"{problems[0]}, and a weight or its optimizer state is lost; {advice}")
         if late is not None:
             raise late
 

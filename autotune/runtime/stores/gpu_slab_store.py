@@ -57,6 +57,7 @@ class GpuSlabStore(SlabStore):
             raise
         self._cleanups.append(unpin)
         self._buffers = dict(zip(Direction, pinned.view(len(Direction), _BUFFERS, CHUNK_BYTES), strict=True))
+        self._cleanups.append(self._buffers.clear)  # executors still refer to a closed store
         self._streams = CopyStreams(name, self._cuda)
         self._step: StepEvents | None = None
         self.pool_bytes, self.holds_memory = 0, False  # its memory is the host's

@@ -144,6 +144,7 @@ class HostStore:
                 if self._streams.device is not None:
                     self._cuda.synchronize(self._streams.device)
                 self._finish()
+                self._slab = torch.empty(0, dtype=torch.uint8)  # executors still refer to a closed store
 
     def __enter__(self) -> Self:
         return self

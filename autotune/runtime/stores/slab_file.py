@@ -3,7 +3,7 @@
 No name in the directory points to the file, except between create and unlink, so nothing of it survives the process. The
 disk accesses memory directly if its address is aligned for O_DIRECT, as tensors of an arena and restored weights are.
 Bytes of other memory are copied through one bounce buffer per direction, which slows the cores that compute. If a file
-system refuses O_DIRECT, every chunk is flushed and dropped from the page cache at once. A tmpfs needs neither.
+system refuses O_DIRECT, written chunks are flushed, and all chunks dropped from the page cache. A tmpfs needs neither.
 """
 
 import contextlib
@@ -45,6 +45,7 @@ On older ones a fork during a direct read, as of a data loader, could leave the 
 """
 _REFUSES_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_REFUSES_FILES = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 Transfer = Callable[[int, list[memoryview], int], int]
 """Signature of `os.pwritev` and `os.preadv`: file, buffers and offset to the number of bytes moved."""
@@ -153,7 +154,8 @@ class Slab:
                     raise OSError(errno.EIO, f"short {verb}: only {done} of {len(data)} bytes")
             done += moved
         if not self.direct and not self.holds_memory:
-            os.fdatasync(self._file)
+            if verb == "write":  # a flush after a read would hide the error of a concurrent write
+                os.fdatasync(self._file)
             # for the whole file, because a folio is dropped only as a whole and extends beyond this chunk
             os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -210,11 +212,11 @@ def _bounce_buffer() -> Bytes:
 
 def _open_anonymous(name: str, directory: Path) -> int:
     advice = f"use another directory with --store {name}=DIR"
-    if not directory.exists():
-        raise StoreError(f"{name} store: no directory {directory}; create it, or {advice}")
-    if not directory.is_dir():
-        raise StoreError(f"{name} store: {directory} is no directory; {advice}")
     try:
+        if not directory.exists():
+            raise StoreError(f"{name} store: no directory {directory}; create it, or {advice}")
+        if not directory.is_dir():
+            raise StoreError(f"{name} store: {directory} is no directory; {advice}")
         try:
             return os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o600)
         except OSError as error:
@@ -224,7 +226,8 @@ def _open_anonymous(name: str, directory: Path) -> int:
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         path.unlink()
     except OSError as error:
-        reason = "is full" if error.errno in _NO_ROOM else "is not writable"
+        refusal = "is not writable" if error.errno in _REFUSES_FILES else "cannot be opened"
+        reason = "is full" if error.errno in _NO_ROOM else refusal
         raise StoreError(f"{name} store: {directory} {reason} ({error.strerror}); {advice}") from None
     return file
 

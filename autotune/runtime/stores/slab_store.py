@@ -246,8 +246,18 @@ class SlabStore:
 def _finish(slab: Slab, workers: tuple[TransferWorker, ...], cleanups: list[Callable[[], None]]) -> None:
     for worker in workers:
         worker.stop()
+    late: BaseException | None = None
     for worker in workers:
-        worker.join()
+        while True:
+            try:
+                worker.join()
+            except BaseException as error:  # noqa: BLE001 - a signal's handler raised it; raised below
+                late = error
+            else:
+                break
     slab.close()
-    for clean_up in cleanups:
-        clean_up()
+    # removed one by one: they refer to memory of the store
+    while cleanups:
+        cleanups.pop(0)()
+    if late is not None:
+        raise late

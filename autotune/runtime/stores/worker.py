@@ -20,8 +20,9 @@ class TransferWorker:
         self._submitted = self._finished = 0
         self._progress = threading.Condition()
         self._stopping = False
+        self._ended = threading.Event()
         # a daemon, so that a process whose disk hangs can still exit
-        self._thread = threading.Thread(target=self._run_jobs, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Callable[[], T]) -> tuple["Future[T]", int]:
@@ -43,9 +44,18 @@ class TransferWorker:
         self._jobs.put(None)
 
     def join(self) -> None:
-        """Wait for the running job to end."""
-        if self._thread is not threading.current_thread():
+        """Wait for the running job to end. After an interrupt a second call waits again."""
+        # in a forked process the thread is not alive, and `_ended` may never be set
+        if self._thread is not threading.current_thread() and self._thread.is_alive():
+            # before Python 3.13 an interrupted `Thread.join` marks a running thread as ended
+            self._ended.wait()
             self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._run_jobs()
+        finally:
+            self._ended.set()
 
     def _run_jobs(self) -> None:
         while (item := self._jobs.get()) is not None:

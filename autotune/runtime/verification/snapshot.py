@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -31,7 +32,9 @@ class Snapshot:
         self._buffers = [(module, dict(module._buffers)) for module in list_modules(model, loss_fn)]
         self._optimizer_snapshot = None if optimizer is None else OptimizerSnapshot(optimizer)
         self._values = [(tensor, tensor.detach().clone()) for tensor in (*parameters, *buffers)]
-        tensors = tuple(tensor for tensor, _ in self._values)
+        tensors = tuple(
+            tensor for tensor, _ in self._values if not tensor.is_inference()
+        )  # such a tensor has no version
         self._versions = tensors, tuple(tensor._version for tensor in tensors)
         names = (name for name, _ in named_tensors(model, optimizer, loss_fn))
         self._named = dict(zip(names, self._copies(), strict=True))
@@ -52,7 +55,8 @@ class Snapshot:
         if self._optimizer_snapshot is not None:
             self._optimizer_snapshot.restore()
         for tensor, value in self._values:
-            restore_tensor(tensor, value)
+            with torch.inference_mode() if tensor.is_inference() else nullcontext():
+                restore_tensor(tensor, value)
         torch._C._autograd._unsafe_set_version_counter(*self._versions)
         for parameter, gradient in self._gradients:
             parameter.grad = None if gradient is None else gradient.clone()

@@ -63,7 +63,8 @@ def choose_batch(config: Config, run_dir: Path, sources: BatchSources) -> Config
         sources: Runners, captures and a listener.
 
     Raises:
-        ConfigError: No argument sets the batch size, or the run directory contains another search, or a run of another objective.
+        ConfigError: No argument sets the batch size, or the run directory contains another search, one of another graph or
+            device, or a run of another objective.
         CaptureError: The workload's step cannot be captured.
         InfeasibleError: No batch size fits the budget.
     """
@@ -73,6 +74,7 @@ def choose_batch(config: Config, run_dir: Path, sources: BatchSources) -> Config
             _refuse_other_request(config, search, run_dir)
         return config
     began = time.monotonic()
+    config = _leave_out_missing_seeds(config, run_dir, sources.notify)
     check_request(config)
     with lock_run_dir(run_dir):
         search = read_batch_search(run_dir)
@@ -100,6 +102,22 @@ def check_request(config: Config) -> None:
     check_sampler(config.sampler, objective="time")  # of the study of the chosen size
     if config.seed_from is not None:
         read_seeds(Path(config.seed_from), Path(config.runs))
+
+
+def _leave_out_missing_seeds(config: Config, run_dir: Path, notify: Callable[[str], None]) -> Config:
+    """Return the config without the seeds that its search recorded, where they cannot be read any more.
+
+    A note names the reason.
+    """
+    search = read_batch_search(run_dir)
+    if search is None or config.seed_from is None or search.config.get("seed_from") != config.seed_from:
+        return config
+    try:
+        read_seeds(Path(config.seed_from), Path(config.runs))
+    except ConfigError as error:
+        notify(f"the recorded seeds are left out: {error}")
+        return config.model_copy(update={"seed_from": None})
+    return config
 
 
 def config_for_kernels(config: Config, estimate: BatchEstimate) -> Config:
@@ -154,7 +172,13 @@ def _run_search(
     steps = sources.capture(config, argument.name, argument.size)
     if search is None:
         start = StepSize(argument.size, steps.loop.accumulate)
-        search = BatchSearch(config.objective, config.model_dump(mode="json"), argument.name, start, str(steps.loop))
+        described = config.model_dump(mode="json"), argument.name, start, str(steps.loop)
+        search = BatchSearch(config.objective, *described, graph_digest=steps.digest)
+    elif search.graph_digest not in ("", steps.digest):
+        raise ConfigError(
+            f"{run_dir}: contains batch sizes of {config.ref} with graph {search.graph_digest[:8]}, which is now "
+            f"{steps.digest[:8]}, as the model or torch has changed; tune under another --name"
+        )
     race = SizeRace(
         config=config,
         run_dir=run_dir,

@@ -61,6 +61,8 @@ class BatchEstimate:
     """Duration of the estimate."""
     is_interpolated: bool = True
     """False if bytes do not grow linearly with the batch size, so that every size was captured."""
+    refused: str = ""
+    """Size that the workload refuses, with the reason; empty if it refused none that was tried."""
 
 
 class SmallestPlans:
@@ -76,12 +78,16 @@ class SmallestPlans:
         """Excess of the last plan's arena over its live bytes, as a share of its peak."""
 
     def make(self, size: int) -> bool:
-        """Make the smallest plan of a size; return False where that was done before."""
+        """Make the smallest plan of a size; return False where it was made before, or the workload refuses the size."""
         is_interpolated = self._steps.is_interpolated
         planned: Collection[int] = self._planned if is_interpolated else self._captured_peaks
         if size in planned:
             return False
-        began, step = time.monotonic(), self._steps.at_size(size)
+        began = time.monotonic()
+        if not is_interpolated and not self._steps.accepts(size):
+            self._captured_peaks[size] = math.inf
+            return False
+        step = self._steps.at_size(size)
         candidate = find_smallest(step.graph, step.costs, self._space)
         charged = add_layout(step.graph, candidate.plan, step.costs, candidate.estimate).charged_bytes
         self.waste = (charged or candidate.estimate.peak_bytes) / max(candidate.estimate.peak_bytes, 1) - 1
@@ -102,8 +108,10 @@ class SmallestPlans:
         """Return the lowest peak of all plans at a size; without interpolation, the peak of the plan made for it.
 
         After `PLANNING_SECONDS` of planning only sizes below all planned ones get a plan. Another size without one has the
-        peak of larger sizes that have one, or infinity.
+        peak of larger sizes that have one, or infinity. So has a size that the workload refuses.
         """
+        if size % self._steps.unit or size in self._steps.refusals:
+            return math.inf
         if not self._steps.is_interpolated:  # plans of other sizes belong to differently connected graphs
             if self._seconds <= PLANNING_SECONDS or size < min(self._captured_peaks, default=size + 1):
                 self.make(size)
@@ -146,12 +154,13 @@ def estimate_from_steps(
     """Estimate the largest batch size from captured steps; see `estimate_batch`."""
     budget = config.parsed_budget
     floor_bytes = measure_floor(argument) if budget.is_of_process else None
-    eager_bytes = steps.eager_bytes(argument.size)
+    eager_bytes = int(steps.eager_bytes(argument.size))
     budget_bytes = budget.step_bytes(floor_bytes=floor_bytes or 0, baseline_step_bytes=eager_bytes)
     space = space_without_stores(config.planners.model_dump(), config.device)
     plans = SmallestPlans(steps, space)
     largest = search_largest(steps, plans, compute_target_bytes(budget_bytes, []), argument.size, began)
-    eager_largest = find_largest_size(steps.eager_bytes, budget_bytes, start=argument.size, cap=MAX_SIZE)
+    largest_bytes = int(plans.peak_at(largest or argument.size))
+    eager_largest = find_largest_accepted(steps, steps.eager_bytes, budget_bytes, start=argument.size)
     return BatchEstimate(
         workload=str(config.ref),
         argument=argument.name,
@@ -160,13 +169,14 @@ def estimate_from_steps(
         budget_bytes=budget_bytes,
         floor_bytes=floor_bytes,
         largest=largest,
-        largest_bytes=int(plans.peak_at(largest or argument.size)),
+        largest_bytes=largest_bytes,
         eager_largest=eager_largest,
         eager_bytes=eager_bytes,
         normalizes_over_batch=steps.normalizes_over_batch,
         captures=steps.captures,
         seconds=time.monotonic() - began,
         is_interpolated=steps.is_interpolated,
+        refused=next((f"{argument.name}={size}: {reason}" for size, reason in steps.refusals.items()), ""),
     )
 
 
@@ -174,20 +184,40 @@ def search_largest(steps: SizedSteps, plans: SmallestPlans, target_bytes: int, s
     """Return the largest size for which a plan stays within the target; 0 where none does.
 
     The smallest plan of one size is simulated at other sizes. For the largest size at which it fits, a further plan is made,
-    until the largest size no longer changes. Each largest size is captured, to check its interpolated bytes.
+    until the largest size no longer changes. Each largest size is captured, to check its interpolated bytes. Where the
+    workload refuses it, `SizedSteps.round_down` returns a smaller one.
     """
     plans.make(size)
     largest = 0
     for _ in range(PLANNING_ROUNDS if steps.is_interpolated else 0):
         previous = largest
-        largest = find_largest_size(
-            plans.peak_at, plans.usable_bytes(target_bytes), start=largest or size, cap=MAX_SIZE, probes=PROBES
-        )
+        usable_bytes = plans.usable_bytes(target_bytes)
+        largest = find_largest_accepted(steps, plans.peak_at, usable_bytes, start=largest or size, probes=PROBES)
+        largest = steps.round_down(largest)
         is_late = time.monotonic() - began > PLANNING_SECONDS
-        if not steps.check(max(largest, 1)) or largest == previous or is_late or not plans.make(max(largest, 1)):
+        if largest and not steps.check(largest):
+            break
+        if largest == previous or is_late or not plans.make(max(largest, 1)):
             break
     if steps.is_interpolated:
         return largest
     usable_bytes = plans.usable_bytes(target_bytes)
     plans.make(size)  # one size has a plan then, even where no time is left for others
-    return find_largest_size(plans.peak_at, usable_bytes, start=largest or size, cap=MAX_SIZE)
+    return steps.round_down(find_largest_accepted(steps, plans.peak_at, usable_bytes, start=largest or size))
+
+
+def find_largest_accepted(
+    steps: SizedSteps, bytes_at: Callable[[int], float], budget_bytes: int, *, start: int, probes: int = 0
+) -> int:
+    """Return the largest size within the budget, as `find_largest_size` does, but none that is known to be refused.
+
+    A size that the workload refuses counts as the next smaller one that it accepts.
+    """
+
+    def bytes_below(size: int) -> float:
+        smaller = size - size % steps.unit
+        nbytes = bytes_at(smaller) if smaller else math.inf
+        return bytes_below(steps.round_down(smaller)) if smaller in steps.refusals else nbytes
+
+    largest = find_largest_size(bytes_below, budget_bytes, start=start, cap=MAX_SIZE, probes=probes)
+    return largest - largest % steps.unit

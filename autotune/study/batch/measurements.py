@@ -1,5 +1,6 @@
 """Measure plans and plain eager at a batch size, each in a process of its own under the enforced limit."""
 
+import contextlib
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from autotune.planners.candidates import Candidate
 from autotune.records import plan_file as planfile
 from autotune.records.budget import Budget, format_step_budget, tolerated_bytes
 from autotune.records.config import Config
+from autotune.records.device import Device
 from autotune.records.measurement import Measurement, Outcome, apply_budget
 from autotune.records.run_dir import RunDir, resume_command
 from autotune.study.batch.records import BatchSearch, MeasuredSize, SideResult, StepSize
@@ -35,6 +37,10 @@ _FAILURES = (CaptureError, ConfigError, InfeasibleError, NumericsError, PlanErro
 A StoreError is recorded only once a plan's measurement has begun. Before that it is raised: the disk is too small for
 eager's results, or a directory is missing.
 """
+
+
+class OtherDeviceError(ConfigError):
+    """Raised where a resumed search would mix batch sizes of two devices, or of two versions of torch. Exit code 2."""
 
 
 def config_at_size(
@@ -92,12 +98,14 @@ class SizeMeasurer:
     """Measures sizes of one search; a size that cannot run is a result, not an error.
 
     Every measurement raises StoreError for a full disk, and WorkerError for a process that a signal from outside ended:
-    neither is recorded as the result of a size, so a later session measures it again.
+    neither is recorded as the result of a size, so a later session measures it again. The first measurement of a
+    resumed search raises OtherDeviceError where the device, or torch, is not that of the recorded sizes.
     """
 
     def __init__(self, config: Config, argument: str, loop: Loop, run_dir: Path, open_runner: OpenRunner) -> None:
         self._config, self._argument, self._loop = config, argument, loop
         self._run_dir, self._open_runner = run_dir, open_runner
+        self._is_device_checked = False
 
     def measure_start(self, search: BatchSearch) -> BatchSearch:
         """Measure the workload's own size, and resolve the budget in bytes: it may be a share of eager's peak there.
@@ -116,15 +124,23 @@ class SizeMeasurer:
                     floor_bytes=prepared.floor_bytes, baseline_step_bytes=0
                 )
             search = replace(search, floor_bytes=prepared.floor_bytes, budget_bytes=budget_bytes)
+            search = replace(search, device=prepared.device.key, torch=prepared.device.torch)
+            self._is_device_checked = True
             return self._add(search, *self._measure_sides(config, runner, search, size, began))
 
     def measure_eager(self, search: BatchSearch, size: StepSize) -> BatchSearch:
         """Measure plain eager alone at a size."""
         began = time.monotonic()
+        device: Device | None = None
         try:
             with self._open_runner(self._config_at(size, search.budget, search.limit_bytes)) as runner:
                 eager = _judge_eager(runner.baseline(), search, size)
-        except StoreError:  # no plan ran that could be its cause
+                if search.device and not self._is_device_checked:  # eager's measurement names no device
+                    with contextlib.suppress(*_FAILURES):
+                        device = runner.prepare().device
+            if device is not None:
+                self._check_device(search, device)
+        except (StoreError, OtherDeviceError):  # no plan ran that could be the cause of the former
             raise
         except _FAILURES as error:
             eager = _describe_failure(error)
@@ -137,14 +153,24 @@ class SizeMeasurer:
         file: planfile.PlanFile | None = None
         try:
             with self._open_runner(config) as runner:
-                runner.prepare()
+                self._check_device(search, runner.prepare().device)
                 is_prepared = True
                 measured, file = self._measure_sides(config, runner, search, size, began)
         except _FAILURES as error:
-            if isinstance(error, StoreError) and not is_prepared:
+            if isinstance(error, StoreError | OtherDeviceError) and not is_prepared:
                 raise
             measured = MeasuredSize(size, None, _describe_failure(error), seconds=time.monotonic() - began)
         return self._add(search, measured, file)
+
+    def _check_device(self, search: BatchSearch, device: Device) -> None:
+        """Raise OtherDeviceError where another device or torch measured the sizes that a search recorded before."""
+        is_other = (search.device, search.torch) != (device.key, device.torch)
+        if search.device and is_other and not self._is_device_checked:
+            raise OtherDeviceError(
+                f"{self._run_dir}: its batch sizes were measured on {search.device} with torch {search.torch}, this is "
+                f"{device.key} with torch {device.torch}; resume on the former, or tune under another --name"
+            )
+        self._is_device_checked = True
 
     def _add(self, search: BatchSearch, measured: MeasuredSize, file: planfile.PlanFile | None = None) -> BatchSearch:
         """Write the plan file of a result, and return the search with the result.

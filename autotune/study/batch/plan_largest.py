@@ -8,6 +8,7 @@ from autotune.records.budget import format_step_budget
 from autotune.records.config import Config
 from autotune.records.plan_file import PlanFile
 from autotune.study.batch.estimate import BatchEstimate
+from autotune.study.batch.sized_steps import step_down
 from autotune.study.plan_by_estimate import make_plan_file
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ def plan_largest(
     """Return a plan file for the largest batch size that fits by estimate, and the survey of that size.
 
     The estimate excludes workspaces of kernels; the survey includes them. Where no plan fits with them, smaller sizes are
-    tried, down to 1: first in steps of 5 %, then halved. The plan file has the batch size among its workload's arguments.
+    tried, down to 1: first in steps of 5 %, then halved. Where the workload refuses one of them,
+    `step_down` names the next one. The plan file has the batch size among its workload's arguments.
 
     Args:
         config: Config with a budget for the workload's own size.
@@ -36,7 +38,7 @@ def plan_largest(
         InfeasibleError: No batch size fits.
         CaptureError: The step cannot be captured at the estimated size.
     """
-    size, refused = estimate.largest, list[int]()
+    size, too_large = estimate.largest, list[int]()
     while size >= 1:
         arguments = {**config.arguments, estimate.argument: size}
         sized = config.model_copy(update={"arguments": arguments, "objective": "time"})
@@ -45,12 +47,16 @@ def plan_largest(
             try:
                 surveyed = survey(sized)
             except (CaptureError, ConfigError):
-                if not refused:
+                if not too_large:
                     raise
-                break  # some models refuse a batch of one sample
+                size = step_down(size, estimate.size)
+                continue
             return make_plan_file(sized.model_copy(update={"budget": budget}), surveyed), surveyed
         except InfeasibleError:  # of the plan, or of a survey for which this machine lacks memory
-            refused.append(size)
-            size = int(STEP_DOWN * size) if len(refused) < NEAR_SIZES else size // 2
-    tried = f"{estimate.argument}={refused[-1]} is too large with its kernels' workspaces" if refused else "by estimate"
-    raise InfeasibleError(f"{config.ref}: no batch size fits {config.budget}: {tried}; raise --budget")
+            too_large.append(size)
+            size = int(STEP_DOWN * size) if len(too_large) < NEAR_SIZES else size // 2
+    tried = (
+        f"{estimate.argument}={too_large[-1]} is too large with its kernels' workspaces" if too_large else "by estimate"
+    )
+    refusal = f", and the workload refuses {estimate.refused}" if estimate.refused else ""
+    raise InfeasibleError(f"{config.ref}: no batch size fits {config.budget}: {tried}{refusal}; raise --budget")

@@ -163,6 +163,12 @@ class BatchSearch:
     """Size that the study tunes; None until it is chosen."""
     notes: tuple[str, ...] = ()
     """Consequences of the chosen size for the training."""
+    graph_digest: str = ""
+    """Graph of the step as captured on fake tensors at the smallest size; empty in records of earlier versions."""
+    device: str = ""
+    """Key of the device that measured the sizes; empty in records of earlier versions."""
+    torch: str = ""
+    """Version of torch that measured the sizes."""
     schema: int = SCHEMA
 
     @property

@@ -1,10 +1,11 @@
 """Derive the step of a workload at any batch size from captures at a few sizes."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import ConfigError
+from autotune.errors import CaptureError, ConfigError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import Op, TrainGraph, Value
 from autotune.ir.plan import Plan
@@ -34,15 +35,18 @@ class SizedSteps:
 
     Two sizes are captured. If their graphs differ in bytes alone, bytes and seconds of other sizes are interpolated linearly,
     because tensor sizes grow linearly with the batch size. `check` captures one more size and compares its bytes with the
-    interpolated ones. If they differ, every size is captured from then on.
+    interpolated ones. If they differ, every size is captured from then on. A workload may refuse sizes, such as those that
+    are no multiple of 8; `round_down` returns one that it accepts.
     """
 
     def __init__(
         self, capture: "Callable[[int], CapturedStep]", count_eager_bytes: Callable[[int], int], size: int
     ) -> None:
-        self._capture_step, self._count_eager_bytes = capture, count_eager_bytes
+        self._capture_step, self._count_eager_bytes, self._size = capture, count_eager_bytes, size
         self._captured: dict[int, CapturedStep] = {}
-        self._eager_bytes: dict[int, int] = {}
+        self._eager_bytes: dict[int, float] = {}
+        self.refusals: dict[int, str] = {}
+        """Sizes that the workload refuses, with the reason."""
         self._steps: dict[int, SizedStep] = {}
         # a size of 1 is special in many models: dimensions of one element are broadcast
         self._base = max(size, 2), 2 * max(size, 2)
@@ -59,9 +63,24 @@ class SizedSteps:
         return normalizes_over_batch(self._captured[self._base[0]].graph)
 
     @property
+    def digest(self) -> str:
+        """Identity of the step: the digest of the graph that was captured at the smallest size."""
+        return self._captured[self._base[0]].graph.digest
+
+    @property
     def captures(self) -> int:
         """Number of sizes captured so far."""
         return len(self._captured)
+
+    @property
+    def unit(self) -> int:
+        """Number of which every size that may be accepted is a multiple; 1 unless the workload refused a size.
+
+        Of the powers of two that divide the workload's own size, and that size, it is the smallest that divides no
+        refused size. A refused multiple of the own size has another reason, and so has a size of 1, as with batch norm.
+        """
+        refused = [size for size in self.refusals if size > 1 and size % self._size]
+        return next(number for number in _divisors(self._size) if all(size % number for size in refused))
 
     def at_size(self, size: int) -> SizedStep:
         """Return the step of a batch size."""
@@ -69,20 +88,33 @@ class SizedSteps:
             self._steps[size] = self._make(size)
         return self._steps[size]
 
-    def eager_bytes(self, size: int) -> int:
-        """Return the peak of live tensor bytes in plain eager; of the traced step where eager cannot run on fake tensors."""
+    def eager_bytes(self, size: int) -> float:
+        """Return the peak of live tensor bytes in plain eager; infinity for a size that the workload refuses.
+
+        Where eager cannot run on fake tensors, it is the peak of the traced step.
+        """
         if size not in self._eager_bytes:
             try:
                 self._eager_bytes[size] = self._count_eager_bytes(size)
             except ConfigError:
-                step = self.at_size(size)
-                traced = lower(step.graph, Plan.traced(step.graph))
-                self._eager_bytes[size] = simulate(step.graph, traced, step.costs).peak_bytes
+                self._eager_bytes[size] = self._count_traced_bytes(size)
+            except Exception as error:  # noqa: BLE001 - the user's step may raise anything
+                self._refuse(size, error)
+                self._eager_bytes[size] = math.inf
         return self._eager_bytes[size]
 
+    def _count_traced_bytes(self, size: int) -> float:
+        if size in self.refusals or not (self.is_interpolated or self.accepts(size)):
+            return math.inf
+        step = self.at_size(size)
+        return simulate(step.graph, lower(step.graph, Plan.traced(step.graph)), step.costs).peak_bytes
+
     def check(self, size: int) -> bool:
-        """Return True if a size's captured graph equals the interpolated one; if not, capture every size from now on."""
-        expected, captured = self.at_size(size), self._capture(size)
+        """Return True if a size's captured graph equals the interpolated one; if not, capture every size from now on.
+
+        Raises ConfigError or CaptureError if the workload refuses the size, which `round_down` prevents.
+        """
+        expected, captured = self._interpolate(size), self._capture(size)
         is_exact = same_wiring(captured.graph, expected.graph) and _list_bytes(captured.graph) == _list_bytes(
             expected.graph
         )
@@ -95,6 +127,27 @@ class SizedSteps:
         self.is_interpolated = False
         self._steps.clear()
 
+    def accepts(self, size: int) -> bool:
+        """Return True if a size can be captured; raise ConfigError or CaptureError if the workload's own cannot."""
+        if size not in self.refusals:
+            try:
+                self._capture(size)
+            except (ConfigError, CaptureError) as error:
+                self._refuse(size, error)
+        return size not in self.refusals
+
+    def round_down(self, size: int) -> int:
+        """Capture sizes from `size` down until the workload accepts one, and return that; 0 where it accepts none."""
+        size -= size % self.unit
+        while size and not self.accepts(size):
+            size = step_down(size, self._size)
+        return size
+
+    def _refuse(self, size: int, error: Exception) -> None:
+        if size == self._size:
+            raise error
+        self.refusals[size] = " ".join(str(error).split()) or type(error).__name__
+
     def _capture(self, size: int) -> "CapturedStep":
         if size not in self._captured:
             self._captured[size] = self._capture_step(size)
@@ -104,8 +157,32 @@ class SizedSteps:
         if size in self._captured or not self.is_interpolated:
             captured = self._capture(size)
             return SizedStep(captured.graph, captured.costs)
+        return self._interpolate(size)
+
+    def _interpolate(self, size: int) -> SizedStep:
         small, large = (self._captured[base] for base in self._base)
         return interpolate(SizedStep(small.graph, small.costs), SizedStep(large.graph, large.costs), self._base, size)
+
+
+def step_down(size: int, accepted: int) -> int:
+    """Return the next size to try below a refused one, for a workload that accepts another size; 0 for none.
+
+    It is the largest multiple of a divisor of `accepted` that does not divide `size`; if all divide it, half of `size`.
+
+    >>> [step_down(size, 24) for size in (47, 46, 44, 40, 48)]
+    [46, 44, 40, 24, 24]
+    """
+    return max((size // number * number for number in _divisors(accepted) if size % number), default=size // 2)
+
+
+def _divisors(size: int) -> list[int]:
+    """Return the powers of two that divide a size, and the size itself.
+
+    >>> _divisors(24)
+    [1, 2, 4, 8, 24]
+    """
+    powers = (2**exponent for exponent in range((size & -size).bit_length()))
+    return sorted({*powers, size})
 
 
 def interpolate(small: SizedStep, large: SizedStep, sizes: tuple[int, int], size: int) -> SizedStep:

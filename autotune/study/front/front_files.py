@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -61,8 +62,8 @@ def write_front(
                 kept.add(path)
                 file = build_point_file(config, point, prepared, rules, reference_bytes)
                 planfile.write(path, file, remedy=f"free space there, then: {resume_command(files.path)}")
-        for path in files.front.glob("plan-*.json"):
-            if path not in kept:
+        for path in files.front.iterdir():
+            if re.fullmatch(r"plan-\d+\.json", path.name) and path not in kept:  # traces of plans stay
                 path.unlink()  # its plan is no point of the front any more
         table = {"schema": SCHEMA, "limit_bytes": rules.budget_bytes, "eager_bytes": eager_bytes, "plans": rows}
         write_json(files.front_table, without_infinities(table))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from autotune.errors import AutotuneError, DeviceLostError, DeviceRefusedError
+from autotune.errors import AutotuneError, DeviceLostError, DeviceRefusedError, WorkerError
 from autotune.ir.plan import Plan
 from autotune.measure.survey import PreparedWorkload
 from autotune.records.measurement import Measurement
@@ -75,7 +75,7 @@ class DevicePool:
 
     The first device has prepared the workload, and stays open after the search. All others are *further devices*: they are
     prepared in the background, and closed at the end. If one is lost, its measurement ends with an error, and it is prepared
-    again.
+    again. One that cannot measure is not used any more.
 
     Args:
         runners: Runner of each device, the first device first.
@@ -153,7 +153,7 @@ class DevicePool:
                 device.runner.reset()  # a later search of the study may use it
 
     def _serve(self, device: _Device) -> None:
-        """Measure on one device, in its thread, until the pool ends, the device is closed, or its preparation fails."""
+        """Measure on one device, in its thread, until the pool ends, the device is closed, or it cannot measure."""
 
         def report(reason: str) -> None:
             self._events.put((device, DeviceDisturbed(reason)))
@@ -165,8 +165,7 @@ class DevicePool:
                 try:
                     self._prepare(device.runner)
                 except BaseException as error:  # noqa: BLE001 - a further device is no reason to end the study
-                    self._events.put((device, DeviceFailed(_describe(error))))
-                    device.runner.abort()
+                    self._drop(device, error)
                     return
                 is_ready = True
                 self._events.put((device, DeviceReady()))
@@ -178,7 +177,17 @@ class DevicePool:
                 )
             except BaseException as error:  # noqa: BLE001 - the study's thread decides
                 result, is_ready = error, device.is_first
+            if not device.is_first and isinstance(result, DeviceRefusedError | WorkerError):
+                # no evidence against the plan: another device measures it
+                self._events.put((device, TrialEnded(task.number, DeviceLostError(f"{result}"))))
+                self._drop(device, result)
+                return
             self._events.put((device, TrialEnded(task.number, result)))
+
+    def _drop(self, device: _Device, error: BaseException) -> None:
+        """Report that a further device cannot measure, and end it."""
+        self._events.put((device, DeviceFailed(_describe(error))))
+        device.runner.abort()
 
     def _prepare(self, runner: ParallelRunner) -> None:
         prepared: PreparedWorkload = runner.prepare()

@@ -68,8 +68,7 @@ class TrialMaker:
         space = self.store.space
         fixed, _ = optuna_space.to_parameters(settings, space) if settings else ({}, {})
         request = self.store.ask(fixed, candidate.target_bytes if candidate else None)
-        suggested = optuna_space.suggest_settings(request, space)
-        target = self.store.suggest_target(request)
+        suggested, target = self.store.suggest(request)
         # a retry may come before the settings; and the target may be lower than when the plan was made
         is_valid = (
             candidate is not None

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -8,6 +9,7 @@ import torch
 
 from autotune.cli.doctor import software
 from autotune.cli.doctor.software import TorchInfo
+from autotune.errors import ConfigError
 
 QUIET = TorchInfo("2.13.0+cpu", "", 0, "", (1.0,) * 20)
 
@@ -30,6 +32,14 @@ def test_a_full_gpu_does_not_hide_the_facts_about_torch(
     assert json.loads(capsys.readouterr().out) | {"version": "", "cuda": ""} == {
         "version": "", "cuda": "", "gpus": 1, "gpu_meter": "", "noise_seconds": [1.0],
     }  # fmt: skip
+
+
+def test_torchs_process_imports_nothing_from_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "shadow.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(software, "_QUERY", "import shadow")
+    with pytest.raises(ConfigError, match="No module named 'shadow'"):
+        software.query_torch()
 
 
 @pytest.fixture

@@ -89,3 +89,10 @@ def test_an_arena_holds_no_memory_before_the_first_block_where_another_process_r
         arena.release()
         assert (before - resident_bytes() < arena.bytes / 2) == rests
     bench.stop_timing()
+
+
+def test_a_plan_begins_with_the_floor_of_its_own_process(tmp_path: Path) -> None:
+    bench = Bench(Spec(WORKLOAD, tmp_path, scratch=tmp_path))
+    begin = bench.begin_timing(Plan.traced(bench._plans.program.graph))
+    end = bench.finish_timing(verify=False)
+    assert begin.floor_bytes == pytest.approx(end.floor_bytes, rel=0.2)

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from autotune.capture.tracer import capture
-from autotune.errors import ConfigError, PlanError, WorkerError
+from autotune.errors import CaptureError, ConfigError, PlanError, WorkerError
 from autotune.fleet.local import open_harness
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
@@ -30,10 +30,15 @@ from autotune.measure.messages import (
     BatchSizeRequest,
     BeginTiming,
     ChildError,
+    Digests,
     EagerPeakRequest,
     Expects,
     StopTiming,
     TimeBlock,
+    TimedBlock,
+    TimedDigestsRequest,
+    TimingBegin,
+    TimingEnd,
 )
 from autotune.measure.meters.cgroup import remove_stale
 from autotune.measure.numerics import find_expected_results
@@ -382,6 +387,33 @@ def test_a_plan_far_over_the_budget_is_timed_no_longer_than_needed(
     assert over.charged_bytes is not None
 
 
+@pytest.mark.parametrize(("share", "steps"), [(1.0, 8), (2.0, 2)])
+def test_a_plan_that_fills_the_budget_is_timed_in_full_in_a_process_whose_floor_has_grown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, steps: int
+) -> None:
+    floor_bytes, budget_bytes = 2**30, 2**20
+
+    def answer(role: ChildRole, request: Expects[Any], **options: object) -> object:
+        match request:
+            case BeginTiming():
+                return TimingBegin(floor_bytes)
+            case TimedDigestsRequest():
+                return Digests({})
+            case TimeBlock():
+                charged_bytes = floor_bytes + int(share * budget_bytes)
+                return TimedBlock((1.0,), (0.0,), (0,), 0, None, charged_bytes=charged_bytes, meter="fake")
+        return TimingEnd(floor_bytes)
+
+    with harness(tmp_path, "switched") as runner:
+        monkeypatch.setattr(runner, "_spec", replace(runner._spec, samples=8))
+        monkeypatch.setattr(runner, "_prepared", SimpleNamespace(floor_bytes=0, baseline_fits=False))
+        monkeypatch.setattr(runner, "_baseline", Measurement(Outcome.OK, charged_bytes=budget_bytes))
+        monkeypatch.setattr(runner._children, "ask", answer)
+        timed = runner._measure_seconds(Plan((0,)), Measurement(Outcome.OK), None, {}, budget_bytes)
+    assert timed.step_charged_bytes == share * budget_bytes
+    assert len(timed.step_seconds) == steps
+
+
 def test_where_memory_is_short_processes_return_theirs_between_blocks(
     tripping: tuple[Harness, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -434,6 +466,13 @@ def test_a_factory_that_raises_is_one_line_with_its_traceback_and_leaves_only_it
     assert "\n" not in str(caught.value)
     assert_traceback(caught.value, "tells_threads")
     assert [path.name for path in (tmp_path / "logs").iterdir()] == ["eager-1.log"]
+
+
+@pytest.mark.usefixtures("children_in_process")
+def test_a_lazy_layer_is_refused_before_plain_pytorch_could_fail_on_it(tmp_path: Path) -> None:
+    refused = pytest.raises(CaptureError, match=r"^0\.weight is not initialized yet; call model\(batch\) once before")
+    with harness(tmp_path, "lazy") as runner, refused:
+        runner.prepare()
 
 
 def test_an_error_of_the_users_step_carries_the_traceback_of_its_process(tmp_path: Path) -> None:

@@ -65,6 +65,11 @@ def switched(switch: str) -> Workload:
     return _trained(nn.Sequential(nn.Linear(32, 32), _Trip(switch), nn.Linear(32, 32)), 4, 32)
 
 
+def lazy() -> Workload:
+    """A layer whose weight has no shape before the first step."""
+    return _trained(nn.Sequential(nn.LazyLinear(4)), 2, 4)
+
+
 def tells_threads() -> Workload:
     """No workload, but what a child's environment says of threads."""
     print("about to fail")

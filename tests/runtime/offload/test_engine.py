@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -178,6 +179,26 @@ def test_a_second_interrupt_waits_until_all_weights_are_back(error: type[BaseExc
         pass
 
 
+def test_an_interrupt_while_the_failed_steps_frames_are_cleared_does_not_lose_a_weight(monkeypatch: pytest.MonkeyPatch):
+    weight = torch.arange(100.0)
+    engine = OffloadEngine(Memory(), {0: lambda: [weight]}, 1)
+
+    def interrupt(trace: Any) -> None:
+        raise KeyboardInterrupt
+
+    def step() -> None:
+        with engine:
+            engine.start_write(0)
+            engine.finish_write(0)
+            raise ValueError("the step failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(traceback, "clear_frames", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            step()
+    assert torch.equal(weight, torch.arange(100.0))
+
+
 def test_an_interrupt_just_before_a_weight_is_read_back_does_not_lose_it():
     weight = torch.arange(100.0)
 
@@ -282,7 +303,7 @@ def test_where_there_is_no_memory_for_one_weight_the_others_come_back_all_the_sa
         engine.finish_write(key)
     with pytest.raises(MemoryError):
         engine.start_read(0)
-    with pytest.raises(StoreError, match=r"no 4000 B to be had, and a weight .* is lost; load a checkpoint"):
+    with pytest.raises(StoreError, match=r"no 4000 B to be had, .*; start the process again and load a checkpoint"):
         engine.abort()
     assert torch.equal(weights[1], torch.arange(500.0))
     assert updates == [0, 4000, 6000, 2000, 0]

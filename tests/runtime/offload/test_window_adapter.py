@@ -1,8 +1,11 @@
 """The window that adapts: never over the budget, settled soon, and no slower than where it began."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +25,7 @@ from autotune.runtime.offload.window_adapter import (
     WindowAdapter,
     make_variants,
 )
+from autotune.runtime.prepared_step import PreparedStep
 from autotune.testing.graphs import plans, training_chain
 
 DECISION = UNSETTLED_STEPS + DECISION_STEPS
@@ -172,3 +176,24 @@ def test_steps_right_after_a_change_are_not_looked_at():
     steps(adapter, 1.0, load_stall=0.5, count=UNSETTLED_STEPS)
     steps(adapter, 1.0, count=DECISION_STEPS)
     assert adapter.current.window == 1
+
+
+def test_a_change_of_the_window_releases_the_graphs_and_counts_as_no_move_of_parameters():
+    class Graphed:
+        captures, graphs = 1, 1
+
+        def release(self) -> None:
+            self.graphs = 0
+
+    graphed, adapter = Graphed(), WindowAdapter(made_up(1, 2), 1000)
+    first, second = (variant.plan for variant in adapter.variants)
+    trace = TransferTrace(1.0, load_stalls=((0.0, 0.1),))
+    executor: Any = SimpleNamespace(graphed=graphed, pending_trace=lambda: trace)
+    program: Any = SimpleNamespace(device=torch.device("cpu"))
+    unused: Any = None
+    executors = {first: (executor, None), second: (executor, None)}
+    step = PreparedStep(0, program, first, first, executors, None, None, adapter, unused)
+    for _ in range(DECISION):
+        assert (step.plan, graphed.graphs) == (first, 1)
+        step.adapt()
+    assert (step.plan, graphed.graphs, graphed.captures) == (second, 0, 0)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from autotune.records.measurement import Outcome
 from autotune.runtime.stores import open_store
 from autotune.runtime.stores import slab_file as slab
 from autotune.runtime.stores.slab_file import Transfer
+from autotune.runtime.stores.worker import TransferWorker
 
 MIB = 2**20
 
@@ -83,6 +85,47 @@ def test_a_closed_store_frees_its_space_although_workers_of_a_loader_hold_its_fi
         os.close(number)
 
 
+def test_an_interrupt_while_a_store_closes_is_raised_once_its_file_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, join, interrupts = open_store("ssd", tmp_path, {0: MIB}), TransferWorker.join, [KeyboardInterrupt()]
+
+    def interrupted(worker: TransferWorker) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        join(worker)
+
+    monkeypatch.setattr(TransferWorker, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.close()
+    assert not [link for link in Path("/proc/self/fd").iterdir() if str(tmp_path) in _target(link)]
+
+
+def test_after_an_interrupt_a_worker_is_waited_for_until_its_job_has_ended() -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def job() -> None:
+        started.set()
+        ended.append(released.wait(60))
+
+    started, released, ended = threading.Event(), threading.Event(), list[bool]()
+    worker = TransferWorker("test")
+    worker.submit(job)
+    assert started.wait(60)
+    worker.stop()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            worker.join()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    threading.Timer(0.1, released.set).start()
+    worker.join()
+    assert ended == [True]
+
+
 def _target(link: Path) -> str:
     return str(link.readlink()) if link.is_symlink() else ""
 
@@ -107,6 +150,20 @@ def test_a_directory_that_refuses_files_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "open", refusing)
     with pytest.raises(StoreError, match=r"is not writable \(Permission denied\); use another") as error:
         open_store("ssd", tmp_path, {0: 1})
+    one_line(error)
+
+
+@pytest.mark.parametrize(("owner", "call"), [(os, "open"), (Path, "exists")])
+def test_a_directory_that_cannot_be_examined_is_named_with_the_reason(
+    owner: Any, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any, **__: Any) -> int:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, call, failing)
+        with pytest.raises(StoreError, match=r"cannot be opened \(Stale file handle\); use another") as error:
+            open_store("ssd", tmp_path, {0: 1})
     one_line(error)
 
 
@@ -332,6 +389,21 @@ def test_only_a_file_without_o_direct_ever_fills_the_page_cache(
             store.fetch(key).result()
         assert max(cached) == slab.CHUNK_BYTES, "one chunk on its way, and no more"
         assert store.held_bytes() == 0
+
+
+def test_without_o_direct_a_write_flushes_the_file_and_a_read_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr(slab, "_bypass_page_cache", lambda file: False)
+    monkeypatch.setattr(os, "fdatasync", flushed.append)
+    with open_store("ssd", tmp_path, {0: 4096}) as store:
+        if store.holds_memory:
+            pytest.skip("the temporary directory is a tmpfs here")
+        store.put(0, torch.arange(512)).result()
+        assert len(flushed) == 1
+        store.fetch(0).result()
+        assert len(flushed) == 1, "it would hide the error of a concurrent write"
 
 
 def alone(part: torch.Tensor) -> torch.Tensor:

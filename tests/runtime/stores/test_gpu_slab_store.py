@@ -1,6 +1,7 @@
 """The file of a GPU's values: the contract of stores, and which copy waits for what, on a GPU that is made up."""
 
 import os
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -141,6 +142,14 @@ def test_memory_that_cannot_be_pinned_leaves_no_open_file(cuda: FakeCuda, tmp_pa
     with pytest.raises(StoreError, match=r"ssd store: 16.0 MiB of host memory cannot be pinned"):
         opened(cuda, tmp_path, 40)
     assert len(list(Path("/proc/self/fd").iterdir())) == files
+
+
+def test_a_closed_store_frees_its_pinned_memory_although_executors_refer_to_it(cuda: FakeCuda, tmp_path: Path):
+    store = opened(cuda, tmp_path, 40)
+    buffers = [weakref.ref(buffer) for buffer in store._buffers.values()]
+    store.close()
+    assert [buffer() for buffer in buffers] == [None, None]
+    assert store._cleanups == [], "the function that unpins the memory refers to it"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")

@@ -1,6 +1,7 @@
 """The slab of pinned host memory: what it gives back, and which stream waits for what, on a GPU that is made up."""
 
 import re
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,13 @@ def test_the_slab_is_pinned_in_whole_pages_and_given_back_once(cuda: FakeCuda):
     assert cuda.registered == {}
     with pytest.raises(StoreError, match="host store is closed; open it again"):
         store.put(0, torch.zeros(1))
+
+
+def test_a_closed_store_frees_its_memory_although_executors_refer_to_it(cuda: FakeCuda):
+    store = opened(cuda, s0=4096)
+    slab = weakref.ref(store._slab)
+    store.close()
+    assert slab() is None
 
 
 def logged(cuda: FakeCuda) -> list[str]:

@@ -49,7 +49,7 @@ from autotune.study.batch.records import (
 )
 from autotune.study.batch.sized_steps import capture_sizes
 from autotune.study.captures import AIM, CaptureRunner
-from autotune.testing.fake_runner import FLOOR_BYTES, FakeRunner
+from autotune.testing.fake_runner import DEVICE, FLOOR_BYTES, FakeRunner
 from autotune.testing.graphs import training_chain
 from autotune.workloads.loop import Loop
 from tests.study.remembered import remembered
@@ -274,6 +274,63 @@ def test_a_resumed_search_measures_the_same_sizes_where_bytes_are_not_linear_in_
     assert [each.size for each in resumed.measured] == [each.size for each in whole.measured]
     assert resumed.estimate is not None
     assert not resumed.estimate.is_interpolated
+
+
+def choose_until(phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **fields: Any) -> None:
+    """Run a search that is interrupted before a phase."""
+    with monkeypatch.context() as patch:
+        patch.setattr(SizeRace, phase, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            choose(tmp_path, FakeWorkload(), **fields)
+
+
+def test_a_search_is_not_resumed_with_another_graph_and_one_of_an_earlier_version_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    choose_until("find_largest", tmp_path, monkeypatch)
+    changed = FakeWorkload(graph_of=lambda batch: training_chain(9, nbytes=11_000 * batch, param_bytes=50_000))
+    with pytest.raises(ConfigError, match=r"batch sizes of w.* with graph \w{8}, which is now \w{8}, .*another --name"):
+        choose(tmp_path, changed)
+    assert not changed.planned
+    write_batch_search(tmp_path / "run", replace(recorded(tmp_path), graph_digest="", device="", torch=""))
+    choose(tmp_path, FakeWorkload())
+
+
+class OnOtherDevice(FakeWorkload):
+    device = replace(DEVICE, torch="2.14.0")
+
+    @contextmanager
+    def open(self, config: Config) -> Iterator[CaptureRunner]:
+        with FakeWorkload.open(self, config) as opened:
+            runner: Any = opened
+            prepare = runner.prepare
+            runner.prepare = lambda: replace(prepare(), device=self.device)
+            yield runner
+
+
+@pytest.mark.parametrize("phase", ["find_largest", "find_eager_largest"])
+def test_a_search_is_not_resumed_on_another_device_or_with_another_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
+):
+    choose_until(phase, tmp_path, monkeypatch)
+    before = recorded(tmp_path)
+    with pytest.raises(ConfigError, match=r"with torch 2\.13\.0, this is .* with torch 2\.14\.0; resume on the former"):
+        choose(tmp_path, OnOtherDevice())
+    assert recorded(tmp_path) == before
+
+
+def test_an_interrupted_search_whose_recorded_seeds_are_gone_goes_on_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    choose(tmp_path / "other", FakeWorkload())
+    seed = (RunDir(tmp_path / "other" / "run").batch_plans / f"{OWN}x1.json").rename(tmp_path / "seed.json")
+    choose_until("find_largest", tmp_path, monkeypatch, seed_from=str(seed))
+    seed.unlink()
+    workload = FakeWorkload()
+    chosen = choose(tmp_path, workload, seed_from=str(seed))
+    assert workload.notes[0].startswith(f"the recorded seeds are left out: {seed}: ")
+    assert chosen.seed_from is not None
+    assert Path(chosen.seed_from).parent == RunDir(tmp_path / "run").batch_plans
 
 
 class WithStore(FakeWorkload):

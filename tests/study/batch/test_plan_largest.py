@@ -70,6 +70,20 @@ def test_workspaces_that_leave_a_small_part_of_the_estimate_are_no_infeasible_bu
     assert 0 < sizes[-1] < 20
 
 
+def test_smaller_sizes_that_the_workload_refuses_are_rounded_down_to_those_that_it_accepts():
+    sizes: list[int] = []
+
+    def survey(config: Config) -> WorkloadSurvey:
+        if int(str(config.arguments["batch"])) % 8:
+            raise CaptureError("no multiple of 8")
+        return survey_of(400_000, sizes)(config)
+
+    file, _ = plan_largest(CONFIG, ESTIMATE, survey)
+    assert file.workload.arguments == {"batch": sizes[-1]}
+    assert sizes[0] == 40 > sizes[-1]
+    assert not any(size % 8 for size in sizes)
+
+
 def test_no_size_is_an_error_with_the_next_step():
     sizes: list[int] = []
     with pytest.raises(InfeasibleError, match=r"no batch size fits 200%: batch=1 is too large .*; raise --budget"):
@@ -85,3 +99,6 @@ def test_no_size_is_an_error_with_the_next_step():
         plan_largest(CONFIG, ESTIMATE, refuses_one)
     with pytest.raises(InfeasibleError, match="no batch size fits 200%: by estimate; raise --budget"):
         plan_largest(CONFIG, replace(ESTIMATE, largest=0), survey_of(0, []))
+    refusal = replace(ESTIMATE, largest=0, refused="batch=5: no multiple of 8")
+    with pytest.raises(InfeasibleError, match="by estimate, and the workload refuses batch=5: no multiple of 8; raise"):
+        plan_largest(CONFIG, refusal, survey_of(0, []))

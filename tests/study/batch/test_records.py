@@ -161,6 +161,12 @@ def test_an_interrupted_search_is_continued_by_resume_with_its_own_config(tmp_pa
     assert config.runs == str(tmp_path / "runs")
 
 
+def test_a_report_of_an_interrupted_search_says_how_to_go_on(tmp_path: Path):
+    write_batch_search(tmp_path, replace(SEARCH, chosen=None))
+    with pytest.raises(ConfigError, match=rf"search for a batch size has not ended, .*: autotune resume {tmp_path}$"):
+        RecordedRun.load(tmp_path)
+
+
 def test_open_kernels_are_chosen_at_a_larger_batch_before_the_batch_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -1,6 +1,8 @@
 """Steps of other batch sizes: interpolated bytes are those of a capture, and batch norm is detected where it trains."""
 
 import math
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch
 
 from autotune.capture.fake.eager_bytes import count_workload_bytes
 from autotune.capture.fake.sized_step import CapturedStep, capture_sized_step
-from autotune.errors import ConfigError
+from autotune.errors import CaptureError, ConfigError
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
 from autotune.ir.plan import Plan
@@ -17,10 +19,11 @@ from autotune.planners.candidates import Candidate, find_smallest
 from autotune.planners.space import Space, space_for_device
 from autotune.predict.simulate import peak_bytes
 from autotune.records.config import Config, load_config
-from autotune.study.batch.estimate import SmallestPlans, estimate_batch
+from autotune.study.batch.estimate import SmallestPlans, estimate_batch, estimate_from_steps, search_largest
 from autotune.study.batch.sized_steps import SizedSteps, capture_sizes, normalizes_over_batch
 from autotune.testing.fake_runner import FLOOR_BYTES
 from autotune.testing.graphs import training_chain
+from autotune.workloads.batch_argument import BatchArgument
 
 TEXT = {"tokens": 8, "depth": 1, "width": 32, "vocabulary": 64}
 IMAGES = {"size": 32, "width": 8, "depth": 1}
@@ -176,6 +179,58 @@ def test_without_interpolation_a_size_is_planned_once_and_after_the_planning_tim
     assert [plans.peak_at(size) for size in (8, 9, 21)] == [small, large, math.inf]
     assert len(planned) == 2
     assert plans.peak_at(7) < small, "or no size would seem to fit where the first ones do not"
+
+
+def capture_multiples_of_8(size: int) -> CapturedStep:
+    if size % 8:
+        raise CaptureError(f"{size} is no multiple of 8")
+    graph = training_chain(4, nbytes=100_000 * size)
+    return CapturedStep(graph, Costs.unit(graph))
+
+
+def count_multiples_of_8(size: int) -> int:
+    if size % 8:
+        raise ValueError(f"{size} samples cannot be grouped")
+    return 1_000_000 * size
+
+
+@pytest.mark.parametrize("is_interpolated", [True, False])
+def test_the_largest_sizes_are_those_that_the_workload_accepts_and_a_refusal_is_named(is_interpolated: bool):
+    steps = SizedSteps(capture_multiples_of_8, count_multiples_of_8, 8)
+    if not is_interpolated:
+        steps.capture_all()
+    config = load_config("w", overrides={"budget": "560%", "planners": QUICK})
+    estimate = estimate_from_steps(
+        config, BatchArgument("batch", 8), steps, lambda _: pytest.fail("no floor"), time.monotonic()
+    )
+    plans = SmallestPlans(steps, space_for_device(QUICK, "cpu", {}))
+    plans.make(8)
+    assert (steps.unit, estimate.largest % 8, estimate.eager_largest) == (8, 0, 40)
+    assert plans.peak_at(estimate.largest) < estimate.budget_bytes < 1.1 * plans.peak_at(estimate.largest + 8)
+    assert plans.peak_at(estimate.largest + 4) == math.inf
+    assert re.fullmatch(r"batch=\d+: (\d+ is no multiple of 8|\d+ samples cannot be grouped)", estimate.refused)
+
+
+@pytest.mark.parametrize("is_interpolated", [True, False])
+def test_a_workload_that_refuses_one_sample_has_no_size_where_none_fits(is_interpolated: bool):
+    def capture(size: int) -> CapturedStep:
+        if size == 1:
+            raise CaptureError("Expected more than 1 value per channel when training")
+        graph = training_chain(4, nbytes=1000 * size)
+        return CapturedStep(graph, Costs.unit(graph))
+
+    steps = SizedSteps(capture, lambda size: size, 8)
+    if not is_interpolated:
+        steps.capture_all()
+    assert search_largest(steps, SmallestPlans(steps, space_for_device(QUICK, "cpu", {})), 1, 8, time.monotonic()) == 0
+
+
+def test_the_workloads_own_size_is_refused_with_its_error():
+    steps = SizedSteps(capture_multiples_of_8, count_multiples_of_8, 8)
+    assert (steps.round_down(7), steps.round_down(29), steps.eager_bytes(29)) == (0, 24, math.inf)
+    odd = SizedSteps(lambda size: capture_multiples_of_8(4 * size), count_multiples_of_8, 1)
+    with pytest.raises(CaptureError, match="4 is no multiple of 8"):
+        odd.round_down(1)
 
 
 def test_a_budget_in_bytes_is_one_of_the_process(net: str):

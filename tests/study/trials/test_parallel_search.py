@@ -15,7 +15,7 @@ from typing import Any
 import optuna
 import pytest
 
-from autotune.errors import DeviceLostError
+from autotune.errors import DeviceLostError, DeviceRefusedError, WorkerError
 from autotune.ir.plan import Plan
 from autotune.records.measurement import Measurement, Outcome
 from autotune.records.trial import Trial, TrialKind, load_trials
@@ -287,6 +287,28 @@ def while_searching(other: FakeRunner) -> Callable[[FakeRunner], None]:
             wait_for(lambda: len(other.measured) >= 2)
 
     return wait
+
+
+@pytest.mark.parametrize("error", [DeviceRefusedError, WorkerError])
+def test_a_further_device_that_cannot_measure_is_not_used_again_and_its_trial_runs_elsewhere(
+    tmp_path: Path, error: type[Exception]
+):
+    def fail(device: FakeRunner) -> None:
+        if len(device.measured) == 2:
+            raise error("n2: its class promises 16 cores")
+
+    second = Device(name="n2", before_measure=fail)
+    first = Device(name="n1", before_measure=while_searching(second))
+    lines: list[str] = []
+    tune(
+        make_config(tmp_path, trials=16), first, tmp_path / "run", devices=[first, second], lasting=False,
+        progress=lambda event: lines.append(getattr(event, "message", "")),
+    )  # fmt: skip
+    trials = load_trials(tmp_path / "run" / "trials.jsonl")
+    assert "a further device is not used: n2: its class promises 16 cores" in lines
+    assert (len(second.measured), second.prepared) == (2, 1)
+    assert [trial.number for trial in trials] == list(range(len(trials)))
+    assert not [trial for trial in trials if trial.measurement and "n2: " in trial.measurement.detail]
 
 
 def test_one_interrupt_lets_the_running_trials_end_and_resume_goes_on(tmp_path: Path):

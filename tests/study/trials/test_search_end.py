@@ -21,9 +21,8 @@ def trial(kind: TrialKind, measurement: Measurement, plan: Plan | None = None) -
 
 def record(seconds: RecentSeconds, ended: Trial, duration: float) -> None:
     """Record a trial that took so many seconds, as a session does."""
-    session: Any = SimpleNamespace(
-        trial_seconds=seconds, store=SimpleNamespace(record=lambda *_: None), trials=[], announce=lambda _: None
-    )
+    store, ignore = SimpleNamespace(record=lambda *_: None), lambda _: None
+    session: Any = SimpleNamespace(trial_seconds=seconds, store=store, trials=[], announce=ignore, progress=ignore)
     _Session.record(session, ended, Proposal(ended.kind, {}), time.monotonic() - duration)
 
 
