@@ -23,7 +23,7 @@ from autotune.records.run_dir import RunDir, find_runs_dir, log_command, remove_
 from autotune.records.trial import load_trials
 from autotune.study.events import Event, Logged, Preparing, Progress, Ready
 from autotune.study.interrupts import Interrupts, Stopped, interrupt_on_signals
-from autotune.workloads.reference import lies_here
+from autotune.workloads.reference import LIVE_SUFFIX, lies_here
 
 if TYPE_CHECKING:
     from autotune.measure.survey import WorkloadSurvey
@@ -345,6 +345,10 @@ def measure_plan(
     kind of device.
     """
     file = planfile.read(path)
+    if file.workload.reference.endswith(LIVE_SUFFIX):
+        raise ConfigError(
+            f"{path}: AutoPlan made it for objects of a training process; to measure it, tune a factory for the step"
+        )
     if not allow_reference and not lies_here(file.workload.reference):
         raise ConfigError(
             f"{path}: its workload {file.workload} lies outside of {Path.cwd()}, and measuring runs it; "

@@ -175,7 +175,9 @@ class StepSelector:
             return
         if not self._has_warned:
             action = (
-                "runs as it is traced" if self._preparer.file is None else "is planned again with the same settings"
+                "runs as it is traced"
+                if self._preparer.file is None
+                else "is planned again with the same settings, once, which takes seconds"
             )
             if self._background is not None:
                 action = "runs in plain eager until another process has captured and planned it"

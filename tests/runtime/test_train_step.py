@@ -516,7 +516,8 @@ def short_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_epochs_last_batch_is_right_and_warned_of_once(other_shapes: Any, tmp_path: Path, recwarn: Any):
     workload, other = pair()
     file = plan_file(workload, SMALLEST)
-    how = "runs in plain eager" if other_shapes == "eager" else "is planned again with the same settings"
+    again = "is planned again with the same settings, once, which takes seconds"
+    how = "runs in plain eager" if other_shapes == "eager" else again
     with step_for(workload, file, stores={"ssd": tmp_path}, other_shapes=other_shapes) as step:
         for shape in (IMAGES, (1, 3, 8, 8), IMAGES, (3, 3, 8, 8), (1, 3, 8, 8)):
             batch = other.batch = batch_of(*shape)

@@ -17,6 +17,7 @@ from autotune.runtime import step_selector
 from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.train_step import TrainStep
 from autotune.runtime.verification import gates, verify
+from autotune.runtime.verification.snapshot import Snapshot
 from autotune.workloads.factory import load_workload
 from autotune.workloads.workload import Workload
 from tests.measure.harness import seeded
@@ -355,3 +356,14 @@ def test_a_loss_module_within_autocast_trains_its_parameters_and_moves_its_buffe
         result.backward()
     assert torch.equal(loss.scale.grad, expected.scale.grad)
     assert torch.equal(loss.mean, expected.mean)
+
+
+def test_a_buffer_that_was_assigned_in_inference_mode_is_restored_with_the_rest():
+    workload = make(mlp)
+    with torch.inference_mode():
+        workload.model.register_buffer("scale", torch.ones(3))
+    snapshot = Snapshot(workload.model, workload.optimizer, None)
+    with torch.inference_mode():
+        workload.model.scale.zero_()
+    snapshot.restore()
+    assert torch.equal(workload.model.scale, torch.ones(3))

@@ -47,3 +47,11 @@ def test_a_plan_that_names_other_code_is_named_and_refused_before_it_runs(here: 
         launch.measure_plan(Path("plan.json"), arguments={}, stores={}, limit=None, notify=notes.append)
     assert notes == []
     assert not (here / "pwned").exists()
+
+
+def test_a_plan_of_an_auto_plan_is_refused_with_the_way_to_measure_it(here: Path) -> None:
+    planfile.write(here / "plan.json", plan_file(workload=WorkloadRef("runs/auto-net-1/Net.live")))
+    with pytest.raises(
+        ConfigError, match="AutoPlan made it for objects of a training process; to measure it, tune a factory"
+    ):
+        launch.measure_plan(Path("plan.json"), arguments={}, stores={}, limit=None, allow_reference=True)

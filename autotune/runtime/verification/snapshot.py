@@ -32,9 +32,7 @@ class Snapshot:
         self._buffers = [(module, dict(module._buffers)) for module in list_modules(model, loss_fn)]
         self._optimizer_snapshot = None if optimizer is None else OptimizerSnapshot(optimizer)
         self._values = [(tensor, tensor.detach().clone()) for tensor in (*parameters, *buffers)]
-        tensors = tuple(
-            tensor for tensor, _ in self._values if not tensor.is_inference()
-        )  # such a tensor has no version
+        tensors = tuple(tensor for tensor, _ in self._values if not tensor.is_inference())  # those have no version
         self._versions = tensors, tuple(tensor._version for tensor in tensors)
         names = (name for name, _ in named_tensors(model, optimizer, loss_fn))
         self._named = dict(zip(names, self._copies(), strict=True))
