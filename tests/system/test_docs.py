@@ -87,7 +87,7 @@ def test_commands_of_a_page_exist_with_their_options(page: Path, capfd: pytest.C
                 assert words[0] == "install"
                 named = set(re.findall(r"\[(.+?)\]", " ".join(words)))
                 assert {extra for names in named for extra in names.split(",")} <= set(extras)
-            case "python":
+            case "python" | "python3":
                 assert words[0] == "-m"
             case "make":
                 subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, check=True)
@@ -214,7 +214,8 @@ def workplace(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     page: Path = request.getfixturevalue("page")
     command = BRIEF if page.name == "README.md" else SIMULATED  # each study that measures takes a minute
     # the packages of the copy come first, and the tests' own from here
-    (binaries / "python").write_text(f'#!/bin/sh\nPYTHONPATH="{place}:{ROOT}" exec "{sys.executable}" "$@"\n')
+    for name in ("python", "python3"):
+        (binaries / name).write_text(f'#!/bin/sh\nPYTHONPATH="{place}:{ROOT}" exec "{sys.executable}" "$@"\n')
     (binaries / "autotune").write_text(f'#!/bin/sh\nexec "{binaries}/python" -c {shlex.quote(command)} "$@"\n')
     (binaries / "pip").write_text("#!/bin/sh\nexit 0\n")  # what it would install is what the tests run with
     for script in binaries.iterdir():
