@@ -24,7 +24,7 @@ _OLDEST_TORCH = (2, 12)
 
 
 def refuse_old_torch(version: str = torch.__version__) -> None:
-    """Raise CaptureError for a torch whose Dynamo reports side effects elsewhere, so that a capture would lose them."""
+    """Raise CaptureError for a torch that is too old: captures read side effects where later versions report them."""
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_TORCH:
         raise CaptureError(
             f"torch is {version}, with which a capture may lose side effects of the step; install a supported one: "
@@ -87,7 +87,7 @@ def refuse_lost_gradient(name: str, tensor: torch.Tensor) -> None:
 
 
 def refuse_writes_in_backward(graph: fx.Graph) -> None:
-    """Raise CaptureError for a tensor of the model that the backward pass changes in place, as a hook or a custom function does."""
+    """Raise CaptureError for a tensor that only the backward pass changes in place, such as a buffer in a custom function."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
         written = node.args[0]
         if isinstance(written, fx.Node) and written.op == "placeholder":

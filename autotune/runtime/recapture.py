@@ -98,7 +98,7 @@ class Recaptures:
 
 
 def _value_of(change: GuardFailure) -> str:
-    """Name what changed; each of torch's global settings by its condition, since none has a source."""
+    """Return the source of a changed value; of a global setting of torch, which has none, its condition."""
     return change.source or change.condition
 
 

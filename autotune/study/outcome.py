@@ -232,17 +232,19 @@ def prove_infeasible(
     if lowest_bytes is None:
         space = space_for_device(config.planners.model_dump(), costs.device_kind, costs.stores)
         lowest_bytes = find_smallest(graph, costs, space).estimate.peak_bytes
+    needed, left = _fmt_apart(low, rules.budget_bytes)
     return InfeasibleError(
-        f"{config.ref} needs {fmt_bytes(low)} at {place}: no plan fits; "
-        f"{_describe_budget(config, rules)}. {_suggest_remedy(config, lowest_bytes, stores=bool(costs.stores))}"
+        f"{config.ref} needs {needed} at {place}: no plan fits; "
+        f"{_describe_budget(config, left)}. {_suggest_remedy(config, lowest_bytes, stores=bool(costs.stores))}"
     )
 
 
 def explain_too_small(config: Config, rules: Rules, lowest_bytes: int, op: str, *, stores: bool) -> InfeasibleError:
     """Return the error for a budget that no plan fits, with the lowest peak reached and the op that needs it."""
+    needed, left = _fmt_apart(lowest_bytes, rules.budget_bytes)
     return InfeasibleError(
-        f"{config.ref} needs {fmt_bytes(lowest_bytes)} at {op or 'the start of the step'} with the smallest plan; "
-        f"{_describe_budget(config, rules)}. {_suggest_remedy(config, lowest_bytes, stores=stores)}"
+        f"{config.ref} needs {needed} at {op or 'the start of the step'} with the smallest plan; "
+        f"{_describe_budget(config, left)}. {_suggest_remedy(config, lowest_bytes, stores=stores)}"
     )
 
 
@@ -263,8 +265,14 @@ def suggest_time(config: Config) -> str:
     return f"{max(10, math.ceil(2 * config.time_seconds / 60))}m"
 
 
-def _describe_budget(config: Config, rules: Rules) -> str:
-    left = fmt_bytes(max(rules.budget_bytes, 0))
+def _fmt_apart(needed_bytes: int, budget_bytes: int) -> tuple[str, str]:
+    """Return the bytes that are needed and those that a budget leaves as texts: exact bytes where both would read the same."""
+    left_bytes = max(budget_bytes, 0)
+    needed, left = fmt_bytes(needed_bytes), fmt_bytes(left_bytes)
+    return (needed, left) if needed != left else (f"{needed_bytes} B", f"{left_bytes} B")
+
+
+def _describe_budget(config: Config, left: str) -> str:
     if config.parsed_budget.is_of_process:
         return (
             f"the budget {config.budget} is of the whole process and leaves the step {left}; "

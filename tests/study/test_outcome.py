@@ -8,6 +8,7 @@ from autotune.errors import ConfigError, InfeasibleError, NumericsError, OutOfTi
 from autotune.ir.costs import Costs, StoreCost
 from autotune.ir.plan import Plan
 from autotune.planners.auto import best_plan
+from autotune.predict.bounds import peak_lower_bound
 from autotune.records.budget import Budget
 from autotune.records.config import load_config
 from autotune.records.measurement import Measurement, Outcome
@@ -39,6 +40,14 @@ def test_a_budget_that_is_proved_too_small_names_the_op_that_forbids_it():
     text = str(error)
     assert any(f" at {op.name} alone, with any recomputation: no plan fits" in text for op in GRAPH.ops)
     assert "the budget 1% leaves the step 37 B. Raise --budget to step:1MiB or more, or allow --store ssd=DIR" in text
+
+
+def test_bytes_that_round_to_the_same_text_are_named_exactly():
+    graph = training_chain(8, nbytes=20 * 2**20, param_bytes=2**20)
+    low = peak_lower_bound(graph, Costs.unit(graph))[0]
+    error = prove_infeasible(CONFIG, rules(low - 1), graph, Costs.unit(graph))
+    assert f"needs {low} B at " in str(error)
+    assert f"leaves the step {low - 1} B" in str(error)
 
 
 def test_the_suggested_budget_is_one_that_a_plan_keeps():

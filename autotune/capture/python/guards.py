@@ -69,7 +69,7 @@ class Sources:
         exec(f"{name} = value", self._scope, {"L": {"self": self.step}, "value": value})
 
     def delete(self, name: str) -> None:
-        """Delete what an expression names."""
+        """Delete the attribute or the item that an expression names."""
         exec(f"del {name}", self._scope, {"L": {"self": self.step}})
 
     def spell(self, name: str) -> str:

@@ -197,7 +197,7 @@ _LATER_LENGTHS = 1024, 2000
 
 
 def grown_contents(before: Any, after: Any) -> list[Any]:
-    """Return the contents of a list, or a dict of numbered parts, that grows so that the next step ends with each of `_LATER_LENGTHS`."""
+    """Return what a list, or a dict with integer keys, contains many steps later: the step after that ends with each of `_LATER_LENGTHS`."""
     growth = len(after) - len(before)
     if not isinstance(after, (list, deque, dict)) or growth <= 0:
         return []
