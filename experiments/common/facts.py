@@ -2,8 +2,9 @@
 
 import math
 import os
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,28 @@ def collect_facts() -> dict[str, Any]:
         "machine": to_json(this_device("cpu")) | {"processors": os.cpu_count()},
         "commit": name_commit(ROOT),
         "date": date.today().isoformat(),
-        "command": " ".join(["python", "-m", module, *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", module, *list_arguments()]),
         "load_before": os.getloadavg()[0],
     }
+
+
+def list_arguments(arguments: Sequence[str] | None = None) -> list[str]:
+    """Return this command's arguments as results name them: without the places of one machine.
+
+    A path below the repository becomes relative to it; any other absolute path becomes `DIR`.
+
+    >>> list_arguments(["--ssd", "/mnt/disk", f"--out={ROOT / 'runs'}", "--models", "gpt2"])
+    ['--ssd', 'DIR', '--out=runs', '--models', 'gpt2']
+    """
+    return [_without_place(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
+
+
+def _without_place(argument: str) -> str:
+    name, equals, place = ("", "", argument) if argument.startswith("/") else argument.rpartition("=")
+    path = Path(place)
+    if not path.is_absolute():
+        return argument
+    return f"{name}{equals}{path.relative_to(ROOT) if ROOT in path.parents else 'DIR'}"
 
 
 def is_same_machine(stored: Mapping[str, Any], current: Mapping[str, Any]) -> bool:

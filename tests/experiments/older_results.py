@@ -1,6 +1,5 @@
 """Committed results that are older than the rules for results: the lists only become shorter, as commands run again."""
 
-EVERYTHING = ("machine", "commit", "graphs", "date", "command")
 LACKING: dict[str, tuple[str, ...]] = {
     "benchmarks/coverage/results/results.json": ("graphs",),
     "benchmarks/fleet/results/overhead.json": ("graphs",),
@@ -9,24 +8,13 @@ LACKING: dict[str, tuple[str, ...]] = {
     "benchmarks/kernels/results/usual/results.json": ("graphs",),
     "benchmarks/kills/results/fleet.json": ("graphs",),
     "benchmarks/kills/results/kills.json": ("graphs",),
-    "benchmarks/landscape/results/replays/resnet18.json": ("graphs",),
-    "benchmarks/landscape/results/resnet18.json": ("commit", "date", "command"),
     "benchmarks/loops/results/results.json": ("graphs",),
     "benchmarks/repeated_tunes/results/results.json": ("graphs",),
-    **{
-        f"claims/{name}/results/result.json": EVERYTHING
-        for name in ("nntrainer_offload",)
-    },
     "gpu/results/gpu.json": ("graphs",),  # a graph of a GPU has other sizes, so its digest cannot be compared here
-    "claims/nntrainer_offload/results/results.json": ("commit", "graphs", "date"),
 }  # fmt: skip
 """Facts that a result file lacks, by its path below `experiments/`."""
 
-OF_ANOTHER_GRAPH = frozenset(
-    [
-        ("benchmarks/landscape/results/resnet18.json", "resnet18(batch=16, size=112, width=32)"),
-    ]
-)
+OF_ANOTHER_GRAPH: frozenset[tuple[str, str]] = frozenset()
 """Recorded graphs whose step is captured as another graph today: the figures of these files are of older code.
 
 Each is a pair of the file's path below `experiments/` and the graph's name in it.

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ def read_results() -> dict[str, Any]:
 
 
 GRAPHS = list(recorded_graphs(read_results()))
+PLACE = re.compile(r"/(?:data|home|media|mnt|root|srv|Users|work)/")
+"""A path that means nothing on another machine."""
 
 
 def minor_versions(file: str) -> set[str]:
@@ -209,3 +212,9 @@ def test_the_list_shows_the_call_that_wrote_a_result_last_whatever_its_parts_lac
     assert listing.read_facts(path)["commit"] == "last"
     path.write_text(json.dumps({ORIGINS: {"simulated": ORIGIN, "measured": {**ORIGIN, "date": "2026-11-01"}}}))
     assert listing.read_facts(path)["date"] == "2026-11-24"
+
+
+def test_no_result_names_a_place_of_the_machine_that_measured_it() -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in find_results(ROOT)}
+    assert texts
+    assert [str(path.relative_to(ROOT)) for path, text in texts.items() if PLACE.search(text)] == []

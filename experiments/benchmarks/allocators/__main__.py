@@ -33,7 +33,7 @@ from autotune.records.json_codec import to_json
 from autotune.study.verdicts.statistics import CONFIDENCE, Interval, median_interval
 from autotune.workloads.reference import WorkloadRef
 from experiments.common.commands import refuse_busy_machine
-from experiments.common.facts import collect_facts, format_interval, is_same_machine, judge_at_most
+from experiments.common.facts import collect_facts, format_interval, is_same_machine, judge_at_most, list_arguments
 from experiments.common.result_file import (
     NOT_RECORDED,
     ORIGINS,
@@ -405,7 +405,7 @@ def main() -> None:
             for model_name in MODELS
             if model_name in {*results["models"], name}
         }
-        command = shlex.join(["python", "-m", "experiments.benchmarks.allocators", *sys.argv[1:]])
+        command = shlex.join(["python", "-m", "experiments.benchmarks.allocators", *list_arguments()])
         results["commands"] = list(dict.fromkeys([*results["commands"], command]))
         origins[name] = {**facts, "graphs": capture_digests({name: (name, arguments)})}
         results |= facts

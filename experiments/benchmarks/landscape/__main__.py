@@ -35,7 +35,7 @@ from autotune.study.verdicts.ranking import plan_hash
 from autotune.units import mib
 from experiments.benchmarks.frontier.records import capture_of, ratios_by_round
 from experiments.benchmarks.landscape.leaders import remeasure_leaders
-from experiments.common.facts import collect_facts
+from experiments.common.facts import collect_facts, list_arguments
 
 HERE = Path(__file__).parent
 FRONTIER = HERE.parent / "frontier" / "results"
@@ -74,7 +74,7 @@ def record(options: argparse.Namespace) -> None:
     name = Path(options.workload.partition(":")[0]).stem + ("-simulated" if options.simulated else "")
     out = options.out or HERE / "results" / f"{name}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
-    command = " ".join(["python", "-m", "experiments.benchmarks.landscape", *sys.argv[1:]])
+    command = " ".join(["python", "-m", "experiments.benchmarks.landscape", *list_arguments()])
     load = os.getloadavg()[0]
     with contextlib.ExitStack() as stack:
         folder = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))

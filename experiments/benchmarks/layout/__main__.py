@@ -7,9 +7,7 @@ Without `--minimalloc` the stored rows of its instances stay, with the facts of 
 
 import argparse
 import json
-import shlex
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -183,8 +181,7 @@ def main() -> None:
     parser.add_argument("--anyway", action="store_true", help="time on a busy machine, too")
     options = parser.parse_args()
     refuse_busy_machine(anyway=options.anyway)
-    arguments = ["DIR" if part in {str(options.minimalloc), str(options.out)} else part for part in sys.argv[1:]]
-    facts = collect_facts() | {"command": shlex.join(["python", "-m", "experiments.benchmarks.layout", *arguments])}
+    facts = collect_facts()
     path = options.out / "results.json"
     rows, origins = read_stored(path)
     if options.minimalloc:

@@ -43,7 +43,7 @@ from autotune.workloads.reference import WorkloadRef
 from experiments.benchmarks.offload.alternate import alternate, summarize_steps
 from experiments.benchmarks.offload.summary import PLANS, plot, summary
 from experiments.common.commands import refuse_busy_machine, run_to_end
-from experiments.common.facts import collect_facts
+from experiments.common.facts import collect_facts, list_arguments
 from experiments.common.result_file import (
     ORIGINS,
     capture_digests,
@@ -331,8 +331,7 @@ def main() -> None:
     graphs = {name_part(model, part): model for model, parts in parts_by_model.items() for part in parts}
     origins = read_origins(results, graphs)
     results |= {"device": to_json(this_device("cpu")), ORIGINS: origins}
-    arguments = [part if str(part) not in {str(options.ssd), str(options.ramdisk)} else "DIR" for part in sys.argv[1:]]
-    command = shlex.join(["python", "-m", "experiments.benchmarks.offload", *arguments])
+    command = shlex.join(["python", "-m", "experiments.benchmarks.offload", *list_arguments()])
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
     for model in options.models:

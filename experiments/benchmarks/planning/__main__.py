@@ -32,6 +32,7 @@ from autotune.planners.order.best import find_best_order
 from autotune.predict.order_bounds import order_lower_bound
 from autotune.predict.simulate import peak_bytes, simulate
 from experiments.benchmarks.planning.graphs import graph_factories, random_training, randwire
+from experiments.common.facts import list_arguments
 
 HERE = Path(__file__).parent
 SHARES = (0.75, 0.5, 0.0)
@@ -258,7 +259,7 @@ def write(path: Path, rows: list[Row]) -> None:
 def _append_run(out: Path) -> None:
     """Append the command and the machine of this run."""
     device = this_device("cpu")
-    command = shlex.join(["python", "-m", "experiments.benchmarks.planning", *sys.argv[1:]])
+    command = shlex.join(["python", "-m", "experiments.benchmarks.planning", *list_arguments()])
     with (out / "runs.txt").open("a", encoding="utf-8") as file:
         file.write(
             f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {command}: {device.silicon}, cores: {device.cores},"

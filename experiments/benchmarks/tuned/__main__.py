@@ -18,7 +18,7 @@ from autotune.records.run_dir import write_text
 from autotune.study.captures import MeasuredCapture, select_capture
 from autotune.study.verdicts.statistics import Interval
 from experiments.common.commands import run_to_end
-from experiments.common.facts import collect_facts, format_interval
+from experiments.common.facts import collect_facts, format_interval, list_arguments
 from experiments.common.result_file import PLANS, write_result
 from experiments.common.turns import shorten_reason
 
@@ -72,7 +72,7 @@ def main() -> None:
             "load": {"began": load, "ended": os.getloadavg()},
             "captures": captures,
             "seconds": round(time.perf_counter() - start),
-            "command": " ".join(["python", "-m", "experiments.benchmarks.tuned", *sys.argv[1:]]),
+            "command": " ".join(["python", "-m", "experiments.benchmarks.tuned", *list_arguments()]),
         }
         digest = captures[0]["graph_digest"] if captures else document["best"]["graph_digest"]
         if captures:

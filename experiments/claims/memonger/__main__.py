@@ -6,7 +6,6 @@
 import argparse
 import shlex
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -39,7 +38,7 @@ from experiments.claims.memonger.sharing.net import Net, blob_lives, count_bytes
 from experiments.claims.memonger.sharing.objects import share_exactly, share_greedily
 from experiments.claims.memonger.sharing.orders import depth_first, longest_chain_first
 from experiments.claims.memonger.sharing.recycle import recycle, recycle_largest_first
-from experiments.common.facts import collect_facts
+from experiments.common.facts import collect_facts, list_arguments
 from experiments.common.measured import PARTS
 from experiments.common.result_file import write_result
 from experiments.common.simulated import CAPTURED, collect_origin, open_figure
@@ -337,7 +336,7 @@ def main() -> None:
     graph = capture_resnet50(batch=options.batch, size=options.size)
     results = {
         "device": to_json(this_device("cpu")),
-        "command": f"`{shlex.join(['python', '-m', 'experiments.claims.memonger', *sys.argv[1:]])}`",
+        "command": f"`{shlex.join(['python', '-m', 'experiments.claims.memonger', *list_arguments()])}`",
         "batch": options.batch,
         "size": options.size,
         "ops": len(graph.ops),

@@ -10,7 +10,6 @@ import csv
 import itertools
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -276,7 +275,8 @@ def measured_before(out: Path, *, is_continued: bool) -> dict[str, Any]:
     if (path := out / "results.json").exists():
         stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if not is_continued or is_same_machine(stored["device"], device):
-            return stored
+            # the other facts are those of the run that writes
+            return {part: stored[part] for part in ("device", "commands", "runs")}
     return {"device": device, "commands": [], "runs": []}
 
 
@@ -346,20 +346,20 @@ def main() -> None:
     cases, facts = select_cases(options), collect_facts()
     results = measured_before(options.out, is_continued=bool(cases))
     if cases:
-        arguments = [part if part not in {str(options.ssd), str(options.ramdisk)} else "DIR" for part in sys.argv[1:]]
-        command = {
-            "command": shlex.join(["python", "-m", "experiments.claims.nntrainer_offload", *arguments]), "load": [os.getloadavg()[0]]
-        }  # fmt: skip
+        command = {"command": facts["command"], "load": [os.getloadavg()[0]]}
         with tempfile.TemporaryDirectory(prefix="profiles-") as profiles:
             common = {"iterations": options.iterations, "cache": str(Path(profiles) / "costs.json")}
+            measured = []
             for case in cases:
                 print(", ".join(f"{key} {value}" for key, value in case.items()), flush=True)
                 run = measure_in_process(case | common | {"directory": str(getattr(options, case["medium"]))})
                 run["commit"] = facts["commit"]
+                measured.append(run)
                 other_runs = [run for run in results["runs"] if any(run[part] != case[part] for part in CASE)]
                 results["runs"] = sorted([*other_runs, run], key=lambda run: [run[part] for part in CASE])
         command["load"].append(os.getloadavg()[0])
-        results["commands"].append(command)
+        is_new = all(run in measured for run in results["runs"])
+        results["commands"] = [*([] if is_new else results["commands"]), command]
         save(results, options.out, facts)
     if updates_claims:
         origin = collect_origin(facts)
