@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -55,7 +55,8 @@ class StudyCopies:
         for run_dir in self._copied.keys() - set(runs):
             del self._copied[run_dir]
             for name in self._names.pop(run_dir, ()):
-                optuna.delete_study(study_name=name, storage=self.storage)
+                with suppress(KeyError):  # somebody deleted the copy on a page
+                    optuna.delete_study(study_name=name, storage=self.storage)
         for run_dir in runs:
             path = RunDir(run_dir).optuna
             is_active = find_active_process(run_dir) is not None
@@ -90,7 +91,8 @@ class StudyCopies:
             earlier = optuna.load_study(study_name=name, storage=self.storage)
             # the state of a finished trial cannot change
             if earlier.user_attrs.get(WINNER) != winner or not _continues(study, earlier):
-                optuna.delete_study(study_name=name, storage=self.storage)
+                with suppress(KeyError):  # somebody deleted the copy on a page
+                    optuna.delete_study(study_name=name, storage=self.storage)
         copy = optuna.create_study(
             storage=self.storage, study_name=name, directions=study.directions, load_if_exists=True
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune.api.file_place import check_out
 from autotune.api.launch import (
     choose_batch_size,
     estimate_batch_size,
@@ -73,7 +74,7 @@ def tune(
     Options that are None keep the value of the config, or its default. Relative paths start at the working directory.
 
     Args:
-        workload: What to train; see `WorkloadSource`. Child processes import a factory function by its name.
+        workload: Zoo name, `file.py:factory`, `package.module:factory`, config file, `Config`, or factory function, which child processes import by its name.
         budget: Bytes of the process (6 * 2**30 or "6GiB") or of the step ("step:6GiB"), or a share of the baseline's step bytes ("65%").
         time: Time limit of the search in seconds, or as "10m". No trial begins after it; capture, baseline and the running
             trial end first.
@@ -119,7 +120,7 @@ def tune(
 
     Examples:
         >>> import autotune
-        >>> result = autotune.tune("tiny.py:make", budget="90%", trials=4, time="60s", name="first")
+        >>> result = autotune.tune("tiny.py:make", budget="90%", trials=4, time="2m", name="first")
         >>> str(result.run_dir), result.best.measurement.outcome.value
         ('runs/first', 'ok')
         >>> result.plan == autotune.load_plan("plans/first.json")
@@ -130,8 +131,7 @@ def tune(
         workload, budget=_with_unit(budget, "B"), time=_with_unit(time, "s"), trials=trials, stores=stores,
         arguments=arguments, device=device, planners=planners, objective=objective, batch_argument=batch_argument,
         micro_batches=micro_batches, limit=_with_unit(limit, "B"), loop=loop, memory_format=memory_format, kernels=kernels,
-        threads=threads, exact=exact, seed_from=seed_from, tracking_uri=tracking_uri, runs=runs,
-        plans=plans,
+        threads=threads, exact=exact, seed_from=seed_from, tracking_uri=tracking_uri, runs=runs, plans=plans,
     )  # fmt: skip
     return start_study(config, name, progress)
 
@@ -200,7 +200,7 @@ def plan(
     """Make one plan for a budget from estimates alone: ops are profiled one by one, and the step never runs.
 
     Args:
-        workload: What to train; see `WorkloadSource`.
+        workload: Training step, as in `tune`.
         budget: Bytes of the process (6 * 2**30 or "6GiB") or of the step ("step:6GiB"), or a share of the traced step's bytes ("65%").
         stores: Directories for offloaded bytes, by the name of the store.
         arguments: Arguments of the factory.
@@ -221,6 +221,7 @@ def plan(
         ConfigError: An option, the workload or a file cannot be used.
         CaptureError: The training step cannot be captured as one graph.
         InfeasibleError: No plan fits the budget.
+        StoreError: A directory of a store is missing or read-only; or WorkerError: the capturing process was killed from outside.
 
     Examples:
         >>> import autotune
@@ -239,12 +240,11 @@ def plan(
         threads=threads,
     )  # fmt: skip
     refuse_front(config)
-    if config.objective in BATCH_OBJECTIVES:
-        file, _ = plan_batch_size(config)
-    else:
-        file = make_plan_file(config, survey(config))
+    check_out(out)
+    is_sized = config.objective in BATCH_OBJECTIVES
+    file = plan_batch_size(config)[0] if is_sized else make_plan_file(config, survey(config))
     if out is not None:
-        planfile.write(Path(out), file)
+        planfile.write(Path(out), file, remedy="name another file by out=")
     return file
 
 
@@ -260,7 +260,7 @@ def estimate(
     The step is captured for the CPU, in this process. Costs of its ops are modelled, so only bytes are returned.
 
     Args:
-        workload: What to train; see `WorkloadSource`.
+        workload: Training step, as in `tune`.
         arguments: Arguments of the factory.
         planners: Names of the planners to choose from for the smallest plan, by kind of decision.
         loop: What the training loop does before the update, as a `Loop` or as text: "clip,accumulate=4".
@@ -298,7 +298,7 @@ def estimate_batch(
     child process measures the bytes of an idle process first.
 
     Args:
-        workload: What to train; see `WorkloadSource`.
+        workload: Training step, as in `tune`.
         budget: Bytes of the process (6 * 2**30 or "6GiB") or of the step ("step:6GiB"), or a share of eager's peak at the workload's own batch ("65%").
         batch_argument: Argument of the factory that sets the batch size; by default the first usual name that it takes.
         arguments: Arguments of the factory.
@@ -311,6 +311,7 @@ def estimate_batch(
     Raises:
         ConfigError: No argument of the factory sets the batch size, or the workload cannot be made.
         CaptureError: The training step cannot be captured as one graph.
+        WorkerError: The process that measures an idle process was killed from outside.
 
     Examples:
         >>> import autotune
@@ -319,12 +320,11 @@ def estimate_batch(
         True
     """
     _refuse_worker()
-    return estimate_batch_size(
-        _resolve_config(
-            workload, budget=_with_unit(budget, "B"), batch_argument=batch_argument, arguments=arguments, planners=planners,
-            loop=loop,
-        )
+    config = _resolve_config(
+        workload, budget=_with_unit(budget, "B"), batch_argument=batch_argument, arguments=arguments, planners=planners,
+        loop=loop,
     )  # fmt: skip
+    return estimate_batch_size(config)
 
 
 def load_plan(path: str | Path) -> PlanFile:

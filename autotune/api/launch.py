@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 # optuna and mlflow are imported by the functions that need them: `autotune --help` must not wait for them
 
 
-SMALL_BATCH = 2
-"""Batch size at which an idle process is measured for an estimate; models with batch norm refuse 1."""
 SHARE_SECONDS = 300.0
 """Limit on copying a study to a shared database, which may stop answering at any moment."""
 
@@ -198,7 +196,7 @@ def estimate_batch_size(config: Config, notify: Callable[[str], None] = ignore_n
         config = config.model_copy(update={"kernels": ""})
 
     def measure_floor(argument: "BatchArgument") -> int:
-        small = {**config.arguments, argument.name: min(SMALL_BATCH, argument.size)}
+        small = {**config.arguments, argument.name: argument.size}
         return survey(config.model_copy(update={"arguments": small, "limit": None, "stores": {}}), notify).floor_bytes
 
     return estimate_batch(config, measure_floor)

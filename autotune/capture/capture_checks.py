@@ -58,9 +58,10 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
-def refuse_parameter_hooks(model: torch.nn.Module) -> None:
-    """Raise CaptureError for a parameter with a hook on its gradient."""
-    for name, parameter in model.named_parameters():
+def refuse_parameter_hooks(model: torch.nn.Module, loss_fn: object = None) -> None:
+    """Raise CaptureError for a parameter of the model, or of a loss that is a module, with a hook on its gradient."""
+    of_loss = loss_fn.named_parameters("loss_fn") if isinstance(loss_fn, torch.nn.Module) else ()
+    for name, parameter in (*model.named_parameters(), *of_loss):
         if has_hooks(parameter):
             raise CaptureError(
                 f"{name} has a hook on its gradient, which a captured step never calls; remove the hook, and do its work in "
@@ -181,7 +182,10 @@ class MemoryCheck:
         places = [tensor.data_ptr() for tensor in self._static.values()]
         free = {value: read() for value, read in self._program.free}
         passed = dict(zip(self._program.batch, batch, strict=True)) | free
-        if places == self._places and self._storages.isdisjoint(map(tensor_storage, passed.values())):
+        storages = [tensor_storage(tensor) for tensor in passed.values()]
+        # among these the step writes only tensors from outside
+        are_apart = self._written.isdisjoint(free) or len(set(storages)) == len(storages)
+        if are_apart and places == self._places and self._storages.isdisjoint(storages):
             return
         values = self._program.graph.values
         refuse_shared_memory(

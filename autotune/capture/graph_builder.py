@@ -8,6 +8,7 @@ import torch
 from autotune.capture.program import Call, Meta, argument_text, hash_signature, reads
 from autotune.capture.regions import GroupedOps, group_regions
 from autotune.ir.graph import Op, Phase, Role, Value
+from autotune.workloads.batch import span_bytes
 
 
 class GraphBuilder:
@@ -28,9 +29,15 @@ class GraphBuilder:
         return tuple(self._ops)
 
     def add_value(self, name: str, role: Role, tensor: Any) -> int:
-        """Add a value for a tensor that owns its memory; return its id."""
+        """Add a value for a tensor that owns its memory, or for one of the batch; return its id.
+
+        A batch that is a slice of a data set counts as the slice, so its plans are those of a copied batch.
+        """
         meta = Meta(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
-        self.values.append(Value(len(self.values), name, tensor.untyped_storage().nbytes(), role))
+        nbytes = tensor.untyped_storage().nbytes()
+        if role is Role.BATCH:
+            nbytes = min(nbytes, span_bytes(tensor))
+        self.values.append(Value(len(self.values), name, nbytes, role))
         self._metas.append(meta)
         return len(self.values) - 1
 

@@ -43,7 +43,13 @@ from autotune.capture.optimizers.loop_ops import apply_loop
 from autotune.capture.program import Program, round_values
 from autotune.capture.python.python_trace import PythonTrace, trace_python
 from autotune.capture.python.recorded_run import record_step
-from autotune.capture.python.side_effects import SideEffectWarning, changed_sources, refuse_read_side_effects, settle
+from autotune.capture.python.side_effects import (
+    SideEffectWarning,
+    changed_sources,
+    is_count,
+    refuse_read_side_effects,
+    settle,
+)
 from autotune.capture.python.step_module import StepModule
 from autotune.capture.python.step_trace import StepTrace
 from autotune.capture.rewrites import batch_norm, clamp, dropout, recurrent, slices
@@ -97,7 +103,7 @@ def capture(
     if gradients is None:
         gradients = workload.loss_fn is not None and workload.optimizer is None
     if workload.loss_fn is not None and not gradients:  # autograd calls the hooks of gradients that are handed to it
-        refuse_parameter_hooks(workload.model)
+        refuse_parameter_hooks(workload.model, workload.loss_fn)
     if workload.loss_fn is not None:
         refuse_gradients_of_the_batch(tensors)
     step = StepModule(workload)
@@ -318,7 +324,7 @@ def _trace_with_dynamo(
         unrepeated=tuple(
             (sources.spell(effect.source), f" at {effect.line}" if effect.line else "")
             for effect in unrepeated
-            if effect.line or effect.is_on_loss_function  # libraries keep caches and the like, but not there
+            if effect.line or effect.is_on_loss_function or is_count(effect, python_trace)  # libraries keep caches, too
         ),
         make_guards=lambda: python_trace.guards_without(*changed_sources(unrepeated, sources)),
         attached=_find_attached(python_trace.forward, tensors),

@@ -1,5 +1,6 @@
 """The command line's entry point: it runs a command and turns every error into one line and an exit code."""
 
+import contextlib
 import errno
 import os
 import sys
@@ -69,9 +70,10 @@ def _report_error(kind: str, message: str, code: int, verbose: bool, json: bool)
     if verbose:
         import traceback
 
-        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
     line = output.escape_controls(" ".join(message.split()))
-    print(f"error: {line}", file=sys.stderr)
+    output.print_note(f"error: {line}")
     if json:
         output.print_error(output.ErrorDocument(line, kind, code))
     return code

@@ -1,13 +1,11 @@
 """Standard output and standard error of a command: the answer on one, everything else on the other."""
 
 import contextlib
-import errno
 import json
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any, cast
 
 from autotune.errors import ConfigError
@@ -93,7 +91,11 @@ def answer_stream() -> Iterator[IO[str]]:
     stdout = os.dup(1)
     os.dup2(2, 1)
     try:
-        with os.fdopen(os.dup(stdout), "w", encoding="utf-8") as out, contextlib.redirect_stdout(sys.stderr):
+        with (
+            # a path that is no UTF-8 is printed with its own bytes
+            os.fdopen(os.dup(stdout), "w", encoding="utf-8", errors="surrogateescape") as out,
+            contextlib.redirect_stdout(sys.stderr),
+        ):
             yield cast("IO[str]", PrintableStream(out))
     finally:
         sys.stdout.flush()
@@ -121,16 +123,3 @@ def print_note(text: str) -> None:
     """Print one line for people on standard error."""
     with contextlib.suppress(OSError):  # after a lost connection there is no terminal, and the records matter more
         print(escape_controls(text), file=sys.stderr, flush=True)
-
-
-def check_file_place(path: Path | None) -> None:
-    """Raise OSError where a file cannot be written at `path`, before work whose result belongs there; None is no file."""
-    if path is None or (path.exists() and not path.is_file() and not path.is_dir()):  # a device such as /dev/stdout
-        return
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    parent = next(place for place in path.absolute().parents if place.exists())
-    if not parent.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(parent))
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(parent))

@@ -128,7 +128,7 @@ class _StudyState:
         match event:
             case PhaseStarted(phase):
                 self._count_time()
-                self.phase = phase
+                self.phase, self.activity = phase, ""
             case Preparing(activity):
                 self.activity = activity
             case Ready(graph, _, device):
@@ -153,7 +153,8 @@ class _StudyState:
                 self.disturbed = f"disturbed: {reason}; measuring again"
             case Finished(trial):
                 self.running.pop(trial.number, None)
-                self.disturbed = ""
+                # a device in the place of a lost one prepares within a trial, and no Ready follows
+                self.disturbed = self.activity = ""
                 self.outcomes[trial_verdict(trial)] += 1
                 self.last = event
                 if trial.measurement is not None and trial.measurement.disturbed and not event.resumed:

@@ -45,6 +45,8 @@ class Reach:
     """Address of the cluster; engine `ray`."""
     code: str | None = None
     """Directory of the user's code that is copied to the nodes; engine `ray`."""
+    code_digest: str = ""
+    """Digest of that code when the study began; empty to accept any."""
     opener: str = ""
     """`module:function` that opens the runner at the far end; empty for the real one."""
 

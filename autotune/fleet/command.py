@@ -52,6 +52,7 @@ class CommandChannel:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._requests, self._replies = self._process.stdin, self._process.stdout
+        os.set_blocking(self._requests.fileno(), False)
         self._frames: list[bytes] = []
         self._reader = FrameReader()
         self._is_alive = False
@@ -90,9 +91,12 @@ class CommandChannel:
             self._log.unlink()
 
     def _send(self, data: bytes) -> None:
-        view = memoryview(data)
+        view, limit = memoryview(data), SILENCE_SECONDS if self._is_alive else START_SECONDS
         with contextlib.suppress(BrokenPipeError):  # the missing reply gives the reason
             while view:
+                # a large plan fills the pipe of a command that hangs, and a write without a limit would wait for ever
+                if not select.select([], [self._requests], [], limit)[1]:
+                    raise FarEndLostError(self._explain(f"it reads no request for {limit:g} s"))
                 view = view[self._requests.write(view) or 0 :]
 
     def _receive(self) -> bytes:

@@ -18,10 +18,11 @@ from autotune.errors import AutotuneError, DeviceRefusedError, WorkerError
 from autotune.fleet.far_end.inspection import DeviceInspection
 from autotune.ir.plan import Plan
 from autotune.measure.device.conditions import MachineConditions
+from autotune.measure.messages import ChildError
 from autotune.measure.survey import PreparedWorkload
 from autotune.records.device import Device
 from autotune.records.json_codec import from_json, parse_json, to_json
-from autotune.records.measurement import Measurement
+from autotune.records.measurement import Measurement, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,8 @@ class CallFailed:
     detail: str
     trace: str = ""
     """Traceback of the exception."""
+    is_timeout: bool = False
+    """True if a process that did not answer in time caused the exception."""
 
     def to_error(self, host: str) -> AutotuneError:
         """Return the exception to raise on this side; one that is not autotune's becomes a WorkerError.
@@ -151,6 +154,8 @@ class CallFailed:
         error = self._to_error(host)
         if self.trace:
             error.add_note(f"On {host or 'the far end'}:\n{self.trace}")
+        if self.is_timeout:
+            error.__cause__ = ChildError(Outcome.TIMEOUT, self.detail)
         return error
 
     def _to_error(self, host: str) -> AutotuneError:
@@ -216,6 +221,12 @@ def decode_reply(text: bytes) -> FleetReply:
         raise DeviceRefusedError(f"the far end answers with {name!r}; install autotune {code_identity()} there")
     reply: FleetReply = from_json(_REPLIES[name], fields, where=f"reply {name}")
     return reply
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Return True for an error that a measuring process caused, here or at a far end, because it did not answer in time."""
+    cause = error.__cause__
+    return isinstance(cause, ChildError) and cause.outcome is Outcome.TIMEOUT
 
 
 def is_json(text: bytes) -> bool:

@@ -3,8 +3,11 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
+
+import xxhash
 
 from autotune.errors import ConfigError
 from autotune.fleet import ENGINES
@@ -110,6 +113,8 @@ def _make_remote_runner(
 ) -> RemoteRunner:
     name = str(config.on)
     reach = to_reach(fleet, name, log_dir)
+    if not replaces_lost_device:  # the study has the code that its first device connected with
+        reach = replace(reach, code_digest="")
     document = to_document(device_class.apply(config))
     request = OpenDevice(code_identity(), name, document, device_class.promise, device_class.environment)
 
@@ -135,7 +140,21 @@ def to_reach(fleet: FleetConfig, name: str, log_dir: Path) -> Reach:
         uses_gpu=device_class.device == "cuda",
         address=fleet.address,
         code=fleet.code,
+        code_digest=digest_code(Path(fleet.code)) if fleet.code and device_class.engine == "ray" else "",
     )
+
+
+def digest_code(directory: Path) -> str:
+    """Return a digest of the Python files of a directory, without hidden ones and what studies leave there."""
+    digest = xxhash.xxh64()
+    for place, folders, files in os.walk(directory):
+        left_out = ("runs", "plans") if Path(place) == directory else ()
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in left_out)
+        for name in sorted(files):
+            if name.endswith(".py") and not name.startswith("."):
+                with contextlib.suppress(OSError):  # a broken link
+                    digest.update(f"{place}/{name}\0".encode(errors="replace") + Path(place, name).read_bytes())
+    return digest.hexdigest()
 
 
 def to_document(config: Config) -> dict[str, object]:

@@ -34,6 +34,8 @@ _EXCLUDED = ("/runs/", "/plans/")
 """Folders of the code that are not copied to the nodes, as patterns of a `.gitignore`: they grow with every study."""
 _RAY_DEFAULTS = ("OMP_NUM_THREADS",)
 """Variables that Ray sets in a worker unless its node has them."""
+_joined: list[tuple[str, str | None, str]] = []
+"""Address, code and its digest with which this process connected; empty where it did not, or the caller did."""
 
 
 class DeviceActor:
@@ -131,11 +133,13 @@ class ActorChannel:
             report(f"waiting for a free device of class {self._reach.device_class}")
 
 
-def connect(address: str, code: str | None = None) -> None:
+def connect(address: str, code: str | None = None, code_digest: str = "") -> None:
     """Connect this process to a cluster, unless it is connected; the code's directory is copied to all nodes.
 
-    Raises ConfigError where that directory does not exist, and DeviceRefusedError where Ray is not installed, or no cluster
-    can be joined.
+    `code_digest` is that of the code, empty to accept any: nodes keep the copy of the first connection.
+
+    Raises ConfigError where that directory does not exist, and DeviceRefusedError where Ray is not installed, where this
+    process connected with other code or to another address, or where no cluster can be joined.
     """
     if code and not Path(code).is_dir():
         raise ConfigError(f"code {code}: no such directory; name that of the workloads as `code` of the fleet")
@@ -144,7 +148,16 @@ def connect(address: str, code: str | None = None) -> None:
     import ray
 
     if ray.is_initialized():
+        joined = _joined[-1] if _joined else (address, code, code_digest)
+        if joined[:2] != (address, code) or code_digest not in ("", joined[2]):
+            # the nodes would measure the model as it was before
+            address, code, _ = joined
+            raise DeviceRefusedError(
+                f"engine ray: this process joined the cluster at {address!r} with code {code or 'of the nodes'}, and address or "
+                "code changed since then; run this study in a new Python process"
+            )
         return
+    _joined.clear()
     runtime_env = {"working_dir": code, "excludes": list(_EXCLUDED)} if code else None
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     with _keep_signal_handlers():
@@ -155,6 +168,7 @@ def connect(address: str, code: str | None = None) -> None:
                 f"engine ray: cannot join a cluster at {address!r} ({_summarize(error)}); make the versions of Ray and Python "
                 "equal, or start one with: ray start --head"
             ) from None
+    _joined.append((address, code, code_digest))
 
 
 @contextlib.contextmanager
@@ -172,7 +186,7 @@ def _keep_signal_handlers() -> Iterator[None]:
 
 def open_channel(reach: Reach, report: Callable[[str], None]) -> Channel:  # noqa: ARG001 - as every engine
     """Ask Ray for a device of the class; DeviceRefusedError where no cluster answers."""
-    connect(reach.address, reach.code)
+    connect(reach.address, reach.code, reach.code_digest)
     return ActorChannel(reach)
 
 

@@ -84,6 +84,8 @@ class PlannedTrainerMixin:
             "plan": plan, "stores": stores, "other_shapes": other_shapes, "buckets": buckets,
         }  # fmt: skip
         self._first_step: Callable[[torch.nn.Module, Any], None] | None = None
+        self._inputs_class: tuple[type[UserDict[str, Any]], dict[str, None]] | None = None
+        """Class of inputs whose items a loss reads as attributes, and its other attributes; buckets pad dicts alone."""
         self._unplanned = "does not call self.compute_loss, so the plan has no effect; call it there"
         # on the instance, where it stands before the method of any subclass
         vars(self)["compute_loss"] = self._compute_planned_loss
@@ -175,12 +177,18 @@ class PlannedTrainerMixin:
         """Return the inputs in a dict, from which a loss may take items.
 
         A tokenizer's mapping keeps its class where an overridden `compute_loss` reads an item as an attribute, such as
-        `inputs.labels`. With `buckets` it does not: they pad dicts alone.
+        `inputs.labels`. With `buckets` the loss makes it again, from a padded dict.
         """
         code = getattr(inspect.unwrap(_class_loss(self)), "__code__", None)
         reads_attributes = bool({*getattr(code, "co_names", ())} & {"data", *inputs})
-        keeps_class = reads_attributes and isinstance(inputs, UserDict) and self._planned_arguments["buckets"] is None
-        return copy.copy(inputs) if keeps_class else dict(inputs)
+        if not (reads_attributes and isinstance(inputs, UserDict)):
+            return dict(inputs)
+        if self._planned_arguments["buckets"] is None:
+            return copy.copy(inputs)
+        others = [name for name in vars(inputs) if name != "data"]
+        if self._inputs_class is None and all(getattr(inputs, name) is None for name in others):
+            self._inputs_class = type(inputs), dict.fromkeys(others)
+        return dict(inputs)
 
     def _choose_problem_type(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> None:
         """Let a classifier choose its loss from the labels, as its first forward does; a plan does not repeat that."""
@@ -222,8 +230,10 @@ class _TrainerLoss:
 
     def __call__(self, model: torch.nn.Module, batch: Any) -> Any:
         """Return what `compute_loss` of the trainer's class returns."""
-        count = batch["num_items_in_batch"]
-        return _class_loss(self._trainer)(self._trainer, model, batch["inputs"], num_items_in_batch=count)
+        count, inputs, kind = batch["num_items_in_batch"], batch["inputs"], self._trainer._inputs_class
+        if kind is not None:
+            inputs = _make_mapping(kind[0], kind[1], inputs)
+        return _class_loss(self._trainer)(self._trainer, model, inputs, num_items_in_batch=count)
 
     def __getstate__(self) -> dict[str, Any]:
         trainer, accelerator = copy.copy(self._trainer), copy.copy(self._trainer.accelerator)
@@ -247,6 +257,13 @@ _LOSS_OPTIONS = ("return_outputs", "num_items_in_batch", "a further positional a
 """Names of the arguments of `compute_loss` after model and inputs, in their order."""
 _SET_ON_OBJECT = "is set on the object, but a plan is for that of the class; define it as a method of the class"
 """End of the message about a `compute_loss` that the class does not define."""
+
+
+def _make_mapping(kind: type[UserDict[str, Any]], others: dict[str, None], items: dict[str, Any]) -> UserDict[str, Any]:
+    """Return a mapping of a class with these items, without its `__init__`, which a tracer might refuse."""
+    mapping = kind.__new__(kind)
+    mapping.__dict__.update({**others, "data": items})
+    return mapping
 
 
 def _class_loss(trainer: Any) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from autotune.integrations.compiled_models import refuse_compiled
 from autotune.integrations.method_code import may_read_gradients
 from autotune.integrations.plan_source import resolve_plan
 from autotune.integrations.planned_method import MethodLoss, PlannedMethod
+from autotune.integrations.signal_handlers import PostponedHandlers
 from autotune.runtime.planned_loss import PlannedLoss, run_in_autocast
 from autotune.runtime.prepared_step import PlanSource
 from autotune.runtime.shapes.buckets import Buckets
@@ -75,6 +76,7 @@ class PlanCallback(pl.Callback):
 
     Examples:
         >>> import torch, lightning
+        >>> from autotune.integrations.lightning import PlanCallback
         >>> class Net(lightning.LightningModule):
         ...     def __init__(self):
         ...         super().__init__()
@@ -106,6 +108,7 @@ class PlanCallback(pl.Callback):
         self._plan, self._loss = resolve_plan(plan, budget, stores), loss
         self._options = {"stores": stores, "other_shapes": other_shapes, "buckets": buckets}
         self._method: PlannedMethod | None = None
+        self._handlers: PostponedHandlers | None = None
         self._clears = self._reads_gradients = False
 
     @property
@@ -135,6 +138,11 @@ class PlanCallback(pl.Callback):
             **self._options,
         )
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Let handlers of signals wait for the end of a step that offloads; Lightning has registered its own by now."""
+        if self._method is not None:
+            self._handlers = PostponedHandlers(self._method.running_step)
+
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
@@ -156,9 +164,11 @@ class PlanCallback(pl.Callback):
         self._stop()
 
     def _stop(self) -> None:
+        if self._handlers is not None:
+            self._handlers.restore()
         if self._method is not None:
             self._method.close()
-        self._method = None
+        self._method = self._handlers = None
 
     def _clear_gradients(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Clear the gradients of the step before, at the first planned call of a batch."""
@@ -192,7 +202,8 @@ def workload(
         ConfigError: The module has no such method, `training_step` optimizes manually, or the precision is unknown.
 
     Examples:
-        >>> import torch, lightning, autotune
+        >>> import torch, lightning
+        >>> from autotune.integrations.lightning import workload
         >>> class Net(lightning.LightningModule):
         ...     def __init__(self):
         ...         super().__init__()

@@ -13,6 +13,7 @@ from autotune.capture.python.step_module import like_tuple
 from autotune.errors import ConfigError
 from autotune.integrations.method_code import may_read
 from autotune.integrations.side_effects import refuse_side_effects
+from autotune.runtime.executor import Executor
 from autotune.runtime.planned_loss import PlannedLoss
 
 
@@ -166,6 +167,11 @@ class PlannedMethod:
         """Restore the method; release the plan's memory and stores."""
         self._module.__dict__.pop(self._name, None)
         self.planned.close()
+
+    def running_step(self) -> Executor | None:
+        """Return the executor of a step that runs now and offloads; None without one."""
+        steps = [selector.last for selector, *_ in self.planned._selectors.values()]
+        return next((step.executor for step in steps if step.plan.offload and step.executor.is_running), None)
 
     def _call(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.compiler.is_compiling() or module is not self._module:

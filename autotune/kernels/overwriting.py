@@ -162,8 +162,9 @@ def write_over(graph: fx.Graph, position: int, number: int) -> None:
     What depends on the output reads it there: a sum over it would otherwise keep a second buffer. Everything else is
     computed before, so that inductor need not keep what it reads of the input.
     """
-    source = list(graph.find_nodes(op="placeholder"))[position]
-    returned = graph.output_node()
+    inputs = list(graph.find_nodes(op="placeholder"))
+    source, returned = inputs[position], graph.output_node()
+    _copy_returned_inputs(graph, inputs, source, number)
     output = returned.args[0][number]  # type: ignore[index]
     assert isinstance(output, fx.Node)
     later = {output}
@@ -183,6 +184,29 @@ def write_over(graph: fx.Graph, position: int, number: int) -> None:
     results: list[Any] = list(returned.args[0])  # type: ignore[arg-type]
     del results[number]
     returned.args = (tuple(results),)
+
+
+def _copy_returned_inputs(graph: fx.Graph, inputs: Sequence[fx.Node], source: fx.Node, number: int) -> None:
+    """Return copies where the graph returns a view of an input that is overwritten, or an input as the written output.
+
+    Inductor drops sums with zeros and products with ones. Without a copy, other inputs would change their order, and the
+    overwritten input would be returned with its new elements.
+    """
+    returned = graph.output_node()
+    results: list[Any] = list(returned.args[0])  # type: ignore[arg-type]
+    for place, result in enumerate(results):
+        if _without_views(result) is source or (place == number and result in inputs):
+            with graph.inserting_after(inputs[-1] if result in inputs else result):
+                results[place] = copied = graph.call_function(aten.clone.default, (result,))
+            copied.meta["val"] = result.meta["val"].clone()
+    returned.args = (tuple(results),)
+
+
+def _without_views(result: Any) -> Any:
+    """Return the node whose memory a chain of views has; a node that is no view itself."""
+    while isinstance(result, fx.Node) and (getattr(result.target, "is_view", False) or result.target in RESHAPES):
+        result = result.args[0]
+    return result
 
 
 def _add(graph: fx.Graph, target: Any, first: fx.Node, second: Any) -> fx.Node:

@@ -30,6 +30,8 @@ from autotune.records.measurement import Outcome
 
 DETAIL_LINES = 3
 """Number of last lines of a dead child's log that a measurement quotes."""
+DETAIL_BYTES = 2**16
+"""Bytes at the end of a log that are searched for these lines: a model that prints may fill gigabytes."""
 
 POLL_SECONDS = 1.0
 """Time after which a wait for a request or a reply looks whether the child still lives."""
@@ -213,7 +215,9 @@ class Child:
 
     def _last_lines(self) -> str:
         try:
-            lines = self._log.read_bytes()[self._log_begin :].decode(errors="replace").splitlines()
+            with self._log.open("rb") as log:
+                log.seek(max(self._log_begin, log.seek(0, os.SEEK_END) - DETAIL_BYTES))
+                lines = log.read(DETAIL_BYTES).decode(errors="replace").splitlines()
         except OSError:
             return ""
         return "\n".join([line for line in lines if line.strip()][-DETAIL_LINES:])

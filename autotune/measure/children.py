@@ -22,6 +22,7 @@ from autotune.measure.messages import (
     ReplyT,
     SurveyRequest,
     TimeBlock,
+    TimedDigestsRequest,
     WorkProgress,
     ignore_progress,
 )
@@ -90,7 +91,7 @@ class Children:
         child, environment = self.living.get(role), self._environment(request)
         usable = child is not None and environment in (None, child.environment)
         # only the process that began timing can continue it: if it died, its own error says why
-        continues = isinstance(request, TimeBlock | FinishTiming)
+        continues = isinstance(request, TimedDigestsRequest | TimeBlock | FinishTiming)
         if child is None or not (usable and (child.alive or continues)):
             self.end(role)
             child = self.living[role] = self._start(role, arguments, environment or {})

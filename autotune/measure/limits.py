@@ -72,12 +72,14 @@ def limit_data(
 ) -> None:
     """Limit this process to `nbytes`, of which it and its stores use `now_bytes` already.
 
-    The kernel's limit counts private mappings, so their present size is added.
+    The kernel's limit counts private mappings, so their present size is added. Later calls move the limit along with
+    mappings that hold no memory any more; the hard limit stays.
     """
     status = (root / "proc/self/status").read_text(encoding="utf-8")
     data = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmData:"))
     allowed = data + max(0, nbytes - now_bytes)
-    setrlimit(resource.RLIMIT_DATA, (allowed, allowed))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    setrlimit(resource.RLIMIT_DATA, (allowed if hard == resource.RLIM_INFINITY else min(allowed, hard), hard))
 
 
 def limit_fraction(nbytes: int, context_bytes: int, cuda: Any = None) -> None:
@@ -146,6 +148,9 @@ def reports_no_memory(text: str) -> bool:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
+    visited: list[BaseException] = []
+    # `raise error from error` makes a chain without an end
+    while error is not None and not any(error is other for other in visited):
+        visited.append(error)
         yield error
         error = error.__cause__ or error.__context__

@@ -73,7 +73,7 @@ def explain_eager_failure(workload: WorkloadRef, baseline: Measurement) -> Autot
         )
     outcome = baseline.outcome.value.replace("_", " ")
     return ConfigError(
-        f"{workload}: the step in plain PyTorch failed ({outcome}): {baseline.detail}; "
+        f"{workload}: the step in plain PyTorch fails with this batch ({outcome}): {baseline.detail}; "
         "run it once without autotune, and fix that first"
     )
 

@@ -1,5 +1,6 @@
 """Read the config of a night: a list of entries, each a tune config with its share of the time."""
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -45,13 +46,28 @@ class NightlyEntry(Config):
         name = self.name or re.sub(r"[^A-Za-z0-9]+", "-", self.workload.removesuffix(".py")).strip("-").lower()
         return name if self.on is None else f"{name}@{self.on}"
 
-    def search_config(self, seconds: float, plans: Path, champion: Path | None = None) -> Config:
-        """Return the config of a search of `seconds`, seeded from the champion's settings."""
+    def search_config(self, seconds: float, plans: Path, champion: Path | None = None, *, night: str = "") -> Config:
+        """Return the config of a search of `seconds`, with the settings of the champion and the seed of the night."""
         fields = {name: getattr(self, name) for name in Config.model_fields}
-        changes = {"time": f"{max(seconds, 1):.0f}s", "plans": str(plans)}
+        changes = {"time": f"{max(seconds, 1):.0f}s", "plans": str(plans), "seed": night_seed(self.seed, night)}
         if champion is not None:
             changes["seed_from"] = str(champion)
         return Config.model_validate({**fields, **changes})
+
+
+def night_seed(seed: int, night: str) -> int:
+    """Return the seed of a night's search: another one each night, and the same one where a night is resumed.
+
+    It is the entry's seed plus the first 31 bits of the SHA-256 of the night's name, modulo 2**31. The `config.yaml` of
+    the search records it. Without a name it is the entry's seed.
+
+    >>> night_seed(3, ""), night_seed(3, "2026-11-20_020000") == night_seed(3, "2026-11-21_020000")
+    (3, False)
+    """
+    if not night:
+        return seed
+    digest = int.from_bytes(hashlib.sha256(night.encode()).digest()[:4], "big") >> 1
+    return (seed + digest) % 2**31
 
 
 class NightlyConfig(Section):

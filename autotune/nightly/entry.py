@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from autotune.errors import AutotuneError, PlanError
 from autotune.fleet.far_end.device_server import DeviceRunner
+from autotune.fleet.messages import is_timeout
 from autotune.measure.device.conditions import MachineConditions
 from autotune.nightly.comparison import (
     HistoryComparison,
@@ -156,9 +157,11 @@ class EntrySession:
         """Record an error: a regression if the entry has a champion, else a failure of the config or the model.
 
         An error of a store or of a device is inconclusive, and so is a process that another one killed: it is no evidence
-        against the champion. For an entry with a champion, so is every error before its device answered.
+        against the champion. For an entry with a champion, so is every error before its device answered, and a preparation
+        that takes too long, as on a busy machine.
         """
-        if is_inconclusive(error) or (self.champion is not None and not self.is_up):
+        has_champion = self.champion is not None
+        if is_inconclusive(error) or (has_champion and (not self.is_up or is_timeout(error))):
             self.result = replace(self.result, verdict=NightVerdict.INCONCLUSIVE, detail=f"{error}")
         elif self.champion is None:
             failed = NightVerdict.FAILED
@@ -375,9 +378,9 @@ class EntrySession:
 
     def search_candidate(self) -> PlanFile | None:
         """Search from the champion's settings; return the best plan, or None if it was no faster."""
-        config = self.entry.search_config(
-            SEARCH_SHARE * self.rounds.seconds_left, self.home.plans, self.home.champion if self.champion else None
-        )
+        champion = self.home.champion if self.champion else None
+        seconds = SEARCH_SHARE * self.rounds.seconds_left
+        config = self.entry.search_config(seconds, self.home.plans, champion, night=self.night)
         run_dir = self.home.directory / f"{self.night}_{self.entry.key}"
         result = self.search(config, SharedRunner(self.runner), run_dir)
         if result.interrupted:

@@ -114,6 +114,8 @@ def _run_in_processes(
             home = EntryDirectory(Path(job.options.directory) / entry.key)
             log = find_entry_log(job.options, entry.key, name)
             night = _failed_night(home, entry, name, f"its process ended with exit code {code}; see {log}", 1)
+            if code < 0 and home.champion.exists():  # killed from outside, which is no evidence against the champion
+                night = replace(night, verdict=NightVerdict.INCONCLUSIVE, exit_code=0)
             home.record(night)
         _write_results(job, name)
         if night is not None:

@@ -116,8 +116,8 @@ class Config(Section):
     kernels: Literal["", "inductor", "any"] = Field("", json_schema_extra={"enum": ["", "aten", "inductor", "any"]})
     """Kernels of the plans: `aten` (the default) gives eager's bits; `inductor` fuses ops into compiled regions, whose
     results differ from eager's by rounding. `any` measures one plan of each, also in channels_last, and tunes the fastest.
-    Where regions lead and `rebuild_price` is the default, three other prices are measured, too. `any` is for `tune` without
-    `--dry-run`."""
+    Where regions lead and `rebuild_price` is the default, three other prices are measured, too. `any` is for `tune`, and for
+    `--dry-run` with the objectives `batch` and `throughput`."""
     threads: int = Field(0, ge=0)
     """Number of threads that torch's CPU ops use in plans and in their reference results; 0 for those that the process has. Time
     ratios still refer to eager on the process's own. With `kernels: any`, half of them, a quarter and so on are measured too, as

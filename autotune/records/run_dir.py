@@ -1,6 +1,7 @@
 """Name the files of a run directory, replace a file in one step, and lock a directory against a second process."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -180,6 +181,19 @@ def named_errors(path: Path) -> Iterator[None]:
         raise
 
 
+def check_file_place(path: Path | None) -> None:
+    """Raise OSError where a file cannot be written at `path`, before work whose result belongs there; None is no file."""
+    if path is None or (path.exists() and not path.is_file() and not path.is_dir()):  # a device such as /dev/stdout
+        return
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    parent = next(place for place in path.absolute().parents if place.exists())
+    if not parent.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(parent))
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(parent))
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace the text of a file in one step: a reader finds the old text or the new text, never a part.
 
@@ -193,7 +207,8 @@ def write_text(path: Path, text: str) -> None:
         return
     if path.is_symlink():
         path = path.resolve()
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    # a process id is not enough: containers that share a directory have equal ones
+    draft = path.with_name(f".{path.name[:40]}.{os.getpid()}-{os.urandom(4).hex()}.draft")
     try:
         with named_errors(path):
             with draft.open("w", encoding="utf-8") as file:

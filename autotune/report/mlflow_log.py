@@ -8,12 +8,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from importlib.metadata import version
 from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import Any
 
-import autotune
 from autotune.errors import AutotuneError
 from autotune.records.config import Config
 from autotune.records.device import Device
@@ -33,19 +31,22 @@ from autotune.report.mlflow_store import (
 )
 from autotune.report.run_charts import draw_trial
 from autotune.report.summary import summarize_run
+from autotune.report.tracking.allowance import GRACE_SECONDS, SHARE, TimeAllowance
 from autotune.report.tracking.artifacts import INCOMPLETE, Artifacts
 from autotune.report.tracking.deadline import UnansweredError
 from autotune.report.tracking.fields import (
+    BEST,
+    TRIAL,
+    common_tags,
     confirmed_metrics,
     cut_tags,
     describe_batch,
-    describe_trial,
     progress_metrics,
     settings_params,
-    source_tags,
     study_params,
     system_metrics,
     trial_metrics,
+    trial_tags,
 )
 from autotune.study.events import Event, Finished
 from autotune.study.outcome import describe_disturbance
@@ -59,8 +60,8 @@ _logger = logging.getLogger(__name__)
 ARTIFACT_SUFFIXES = frozenset({".json", ".jsonl", ".yaml", ".html", ".csv"})
 """Suffixes of the run directory's files that are logged as artifacts: the report, and the records it is made from."""
 
-MAX_SAMPLES, MAX_PARAM, MAX_DETAIL = 500, 5000, 4000
-"""Maximum samples logged per trial, and maximum characters of a param and of a failure's detail."""
+MAX_SAMPLES, MAX_PARAM = 500, 5000
+"""Maximum samples logged per trial, and maximum characters of a param."""
 
 
 class Tracker:
@@ -73,14 +74,20 @@ class Tracker:
         """Reason in one line that logging stopped; `finish` retries."""
         self._log: _StudyRun | None = None
         self._unanswered = False
+        self._allowance = TimeAllowance(GRACE_SECONDS, SHARE)
+        self._postpones = False
+        """True once trials wait for the end of the search, because the store is slow."""
 
     def __call__(self, event: Event) -> None:
         match event:
             case Finished(_, _, _, False) if not self.problem:
-                with self._catching_errors():
+                if not self._allowance.is_left:
+                    self._postpone()
+                    return
+                with self._allowance.use(), self._catching_errors():
                     trials = load_trials(RunDir(self.run_dir).trials)
-                    self._study_run().catch_up(trials)
-                    self._study_run().log_system(len(trials))
+                    if self._study_run().catch_up(trials, self._allowance, is_live=True):
+                        self._postpone()
                 if self.problem:
                     _logger.warning(
                         "not logged to %s: %s. The search continues; logging is retried when it ends",
@@ -90,22 +97,35 @@ class Tracker:
     def finish(self, *, interrupted: int | None = 0) -> str:
         """Log missing trials and the artifacts; return one line with the place of the run, or with the reason of failure.
 
-        `interrupted` is the number of the signal that ended the study, None if it was killed. Without a trial the line is empty.
+        `interrupted` is the number of the signal that ended the study, None if it was killed. Without a trial the line is
+        empty. A slow store gets as much time as the study took; what is missing then is left to a later call.
         """
         trials = load_trials(RunDir(self.run_dir).trials)
         if not trials:
             return ""
         if not self._unanswered:
             self.problem = ""
-        with self._catching_errors():
+        allowance = TimeAllowance(GRACE_SECONDS + self._allowance.elapsed if self._postpones else math.inf)
+        with allowance.use(), self._catching_errors():
             if self._unanswered:  # the limit on the time of one call is that of the whole study
                 raise UnansweredError(self.problem)
             log = self._study_run()
-            log.catch_up(trials)
+            if left := log.catch_up(trials, allowance):
+                seconds = f"{allowance.elapsed:.0f} s"
+                raise OSError(f"{left} of {len(trials)} trials are left after {seconds}, because it answers slowly")
             log.close(trials, interrupted)
             missing = f"; artifacts are missing: {log.artifacts.problem}" if log.artifacts.problem else ""
             return f"{log.experiment}: {self._address(log)}{missing}"
         return f"not logged to {mask_secrets(self.uri)}: {self.problem}. {log_command(self.run_dir)} logs it later"
+
+    def _postpone(self) -> None:
+        """Warn once that a slow store gets trials when the search ends."""
+        if not self._postpones:
+            self._postpones = True
+            _logger.warning(
+                "%s answers slowly: trials that do not fit into %.0f %% of the search's time are logged when it ends",
+                mask_secrets(self.uri), 100 * SHARE,
+            )  # fmt: skip
 
     def tag(self, tags: Mapping[str, str]) -> None:
         """Add tags to the study's run, if it was logged."""
@@ -157,30 +177,37 @@ class _StudyRun:
         self.experiment, self.experiment_id = find_experiment(self.client, self.experiment, uri, Path(config.runs))
         self._parent = ""
         self._children: dict[int, str] = {}
-        self._incomplete: set[int] = set()
-        """Numbers of the trials whose artifacts an earlier session could not store."""
+        self._best_tags: dict[int, str] = {}
+        """Recorded value of the tag `BEST` of each child."""
 
     @property
     def run_id(self) -> str:
         """Id of the parent run; empty before the first `catch_up`."""
         return self._parent
 
-    def catch_up(self, trials: Sequence[Trial]) -> None:
-        """Create a child run for every trial without one."""
+    def catch_up(
+        self, trials: Sequence[Trial], allowance: TimeAllowance | None = None, *, is_live: bool = False
+    ) -> int:
+        """Create a child run for every trial without one, while the allowance lasts; return the number of trials left.
+
+        `is_live` logs the machine's load beside the last trial: no thread samples while a step is measured.
+        """
         if not self._parent:
             self._open(trials)
-        logged = select_logged(trials)
-        recorded = RunDir(self.run_dir).trials.stat().st_mtime
+        logged = [trial for trial in trials if trial.measurement is not None]
+        left, recorded = 0, RunDir(self.run_dir).trials.stat().st_mtime
         for trial, ended in zip(logged, [*(following.started for following in logged[1:]), recorded], strict=True):
-            if trial.number not in self._children:
-                self._children[trial.number] = self._log_trial(trial, ended)
-            elif trial.number in self._incomplete:
-                self._log_artifacts(self._children[trial.number], trial)
-        self._incomplete.clear()
-
-    def log_system(self, step: int) -> None:
-        """Log the machine's load since the last trial: no thread samples while a step is measured."""
-        self._log_batch(self._parent, time.time(), system_metrics(), {}, step=step)
+            child = self._children.get(trial.number)
+            lacks_artifacts = child in self.artifacts.marked and not self.artifacts.problem
+            if (child is None or lacks_artifacts) and allowance is not None and not allowance.is_left:
+                left += 1
+            elif child is None:
+                newest = is_live and trial is logged[-1]
+                self._children[trial.number] = self._log_trial(trial, ended, is_live=newest)
+                self._best_tags[trial.number] = "false"
+            elif lacks_artifacts:
+                self._log_artifacts(child, trial)
+        return left
 
     def close(self, trials: Sequence[Trial], interrupted: int | None) -> None:
         """Log the best trial, the artifacts and the final status."""
@@ -190,7 +217,10 @@ class _StudyRun:
             study["best"] = None if records.best is None else records.best.number
         best = next((trial for trial in trials if trial.number == study["best"]), None)
         for number, run in self._children.items():
-            self.client.set_tag(run, "autotune.best", str(best is not None and number == best.number).lower())
+            is_best = str(best is not None and number == best.number).lower()
+            if self._best_tags.get(number) != is_best:  # a request for each child takes minutes on a slow server
+                self.client.set_tag(run, BEST, is_best)
+                self._best_tags[number] = is_best
         if best is not None and best.measurement is not None:
             pooled = pool_runs([trial for trial in trials if (trial.plan, trial.kind) == (best.plan, best.kind)])
             metrics = {f"best_{key}": value for key, value in trial_metrics(pooled).items()}
@@ -251,11 +281,11 @@ class _StudyRun:
         pattern = identity.replace("'", "_")
         comparison = "=" if pattern == identity else "LIKE"
         if parents := self._search(f"tags.`autotune.run` {comparison} '{pattern}'"):
-            self._reopen(parents[0].info.run_id)
+            self._reopen(parents[0])
             if "budget" not in parents[0].data.params:  # its creation was cut short
                 self._describe(first)
             return
-        tags = {"autotune.kind": "study", "autotune.run": identity, **self._common_tags(first)}
+        tags = {"autotune.kind": "study", "autotune.run": identity, **common_tags(first, self.device)}
         run = self.client.create_run(
             self.experiment_id, int(first.started * 1000), cut_tags(tags), f"{self.run_dir.name} {self.config.budget}"
         )
@@ -272,17 +302,19 @@ class _StudyRun:
             self.client.log_inputs(self._parent, [DatasetInput(batch, tags)])
         self._log_batch(self._parent, first.started, {}, study_params(self.config))
 
-    def _reopen(self, parent: str) -> None:
-        """Continue a parent run. Children without an end were cut short: they are deleted, and logged again."""
-        self._parent = parent
-        self.client.update_run(parent, status="RUNNING")
-        children = self._search(f"tags.`mlflow.parentRunId` = '{parent}'")
-        self._children = {
-            int(run.data.tags["autotune.trial"]): run.info.run_id
-            for run in children
-            if run.info.status != "RUNNING" and "autotune.trial" in run.data.tags
-        }
-        self._incomplete = {int(run.data.tags["autotune.trial"]) for run in children if INCOMPLETE in run.data.tags}
+    def _reopen(self, parent: Any) -> None:
+        """Continue a parent run. Its trials' runs without an end were cut short: they are deleted, and logged again.
+
+        Other runs below it are the user's.
+        """
+        self._parent = parent.info.run_id
+        self.client.update_run(self._parent, status="RUNNING")
+        below = self._search(f"tags.`mlflow.parentRunId` = '{self._parent}'")
+        children = [run for run in below if TRIAL in run.data.tags]
+        ended = {int(run.data.tags[TRIAL]): run for run in children if run.info.status != "RUNNING"}
+        self._children = {number: run.info.run_id for number, run in ended.items()}
+        self._best_tags = {number: run.data.tags.get(BEST, "") for number, run in ended.items()}
+        self.artifacts.marked |= {run.info.run_id for run in (parent, *ended.values()) if INCOMPLETE in run.data.tags}
         for run in children:
             if run.info.status == "RUNNING":
                 self.client.delete_run(run.info.run_id)
@@ -292,44 +324,23 @@ class _StudyRun:
         """Records of the run directory as they were when logging began: graph and costs do not change."""
         return RecordedRun.load(self.run_dir)
 
-    def _log_trial(self, trial: Trial, ended: float) -> str:
+    def _log_trial(self, trial: Trial, ended: float, *, is_live: bool) -> str:
         """Log one trial. `ended` is the start of the next one or the time of the last record, in seconds since the epoch.
 
         Beside trials on other devices, the next one starts before this one ends; then the measured seconds are its duration.
         """
-        tags = {
-            "mlflow.parentRunId": self._parent,
-            "autotune.kind": trial.kind.value,
-            "autotune.trial": str(trial.number),
-            **self._common_tags(trial),
-        }
         measurement = trial.measurement or Measurement(Outcome.CRASHED)
-        tags |= {
-            "autotune.outcome": measurement.outcome.value,
-            "autotune.detail": measurement.detail[:MAX_DETAIL],
-            "autotune.verified": measurement.verified,
-            "meter": measurement.meter,
-            "mlflow.note.content": describe_trial(trial),
-        }
-        if trial.move:
-            tags |= {"autotune.move": trial.move[:MAX_DETAIL], "autotune.parent": str(trial.parent)}
-        if measurement.disturbed:
-            tags["autotune.disturbed"] = measurement.disturbed
-        if measurement.limit:
-            tags["limit"] = measurement.limit
+        tags = trial_tags(trial, self._parent, self.device)
         started = int(trial.started * 1000)
         name = f"t{trial.number:04d} {trial.label}"
         run = self.client.create_run(self.experiment_id, started, cut_tags(tags), name).info.run_id
         params = {"workload": trial.workload, "budget": self.config.budget, **settings_params(trial)}
-        self._log_batch(
-            run,
-            trial.started,
-            trial_metrics(trial),
-            params,
-            samples=measurement.step_seconds,
-            between=measurement.baseline_seconds,
-        )
-        self._log_batch(self._parent, trial.started, progress_metrics(trial), {}, step=trial.number)
+        steps, eager = measurement.step_seconds, measurement.baseline_seconds
+        self._log_batch(run, trial.started, trial_metrics(trial), params, samples=steps, between=eager)
+        points = _to_points(progress_metrics(trial), trial.started, trial.number)
+        if is_live:
+            points += _to_points(system_metrics(), time.time(), trial.number)
+        self.client.log_batch(self._parent, points)
         self._log_artifacts(run, trial)
         status = "FAILED" if measurement.outcome is Outcome.CRASHED else "FINISHED"
         measured = sum(measurement.step_seconds) + sum(measurement.baseline_seconds)
@@ -353,7 +364,6 @@ class _StudyRun:
         *,
         samples: Sequence[float] = (),
         between: Sequence[float] = (),
-        step: int = 0,
     ) -> None:
         """Log with a time stamp in seconds since the epoch.
 
@@ -362,8 +372,7 @@ class _StudyRun:
         """
         from mlflow.entities import Metric, Param
 
-        stamp = int(seconds * 1000)
-        points = [Metric(key, float(value), stamp, step) for key, value in metrics.items() if math.isfinite(value)]
+        points, stamp = _to_points(metrics, seconds), int(seconds * 1000)
         ends = accumulate(map(sum, zip_longest(samples[:MAX_SAMPLES], between[: len(samples)], fillvalue=0.0)))
         points += [
             Metric("sample_seconds", sample, stamp + int(1000 * end), number)
@@ -371,29 +380,21 @@ class _StudyRun:
         ]
         self.client.log_batch(run, points, [Param(key, str(value)[:MAX_PARAM]) for key, value in params.items()])
 
-    def _common_tags(self, trial: Trial) -> dict[str, str]:
-        tags = {"autotune.schema": "1", "workload": trial.workload, "graph.digest": trial.graph_digest}
-        tags["version.autotune"] = autotune.__version__
-        tags |= {f"version.{name}": version(name) for name in ("optuna", "mlflow")}
-        device = (trial.measurement.device if trial.measurement else None) or self.device
-        fields = to_json(device)
-        tags |= {f"environment.{key}": value for key, value in fields.pop("environment").items()}
-        tags |= {f"device.{key}": str(value) for key, value in fields.items() if value != ""}
-        tags |= {"device.key": device.key, "version.torch": device.torch}
-        return tags | source_tags()
-
     def _search(self, filter_string: str) -> list[Any]:
         runs: list[Any] = []
-        token: str | None = None
-        while token is not None or not runs:
-            page = self.client.search_runs([self.experiment_id], filter_string, max_results=1000, page_token=token)
+        token: str | None = ""
+        while token is not None:
+            page = self.client.search_runs(
+                [self.experiment_id], filter_string, max_results=1000, page_token=token or None
+            )
             runs += page
-            token = page.token
-            if not token:
-                break
+            token = page.token or None
         return runs
 
 
-def select_logged(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials that get a run: all that ended. Their parent folds them in MLflow's list."""
-    return [trial for trial in trials if trial.measurement is not None]
+def _to_points(metrics: Mapping[str, float], seconds: float, step: int = 0) -> list[Any]:
+    """Return MLflow's metrics with one time stamp, in seconds since the epoch; numbers that it refuses are left out."""
+    from mlflow.entities import Metric
+
+    stamp = int(1000 * seconds)
+    return [Metric(key, float(value), stamp, step) for key, value in metrics.items() if math.isfinite(value)]

@@ -120,6 +120,9 @@ class Executor:
                 self._engine or nullcontext(),
             ):
                 results = self._step(self.tangent, *inputs)
+        except BaseException:
+            self.restore_weights()  # a signal's handler may have raised before the engine did so
+            raise
         finally:
             self.is_running = False
             if self.at_end is not None:
@@ -132,6 +135,14 @@ class Executor:
         for position, read in self.program.passed:
             leaves[position] = read()
         return pytree.tree_unflatten(leaves, self.program.result_spec), results[count:]
+
+    def restore_weights(self) -> None:
+        """Read back weights and state that a failed step left in its store; do nothing if there are none.
+
+        A signal's handler may raise in the engine before it has restored them. Raises StoreError for those that are lost.
+        """
+        if self._engine is not None:
+            self._engine.abort()
 
     def replace_store(self, store: Store) -> None:
         """Offload to `store` from the next step on; it must have the same slots as the first one."""

@@ -7,6 +7,7 @@ from autotune.capture.optimizers.loop_ops import apply_loop
 from autotune.capture.optimizers.loop_updates import base_program
 from autotune.capture.program import Program
 from autotune.errors import PlanError
+from autotune.ir.check import check
 from autotune.ir.graph import Phase, TrainGraph
 from autotune.ir.graph_summary import differ_in_batch_only, summarize_graph
 from autotune.ir.plan import Plan, Swap, events
@@ -42,6 +43,15 @@ def transfer_to_loop(plan: Plan, old: TrainGraph, new: TrainGraph) -> Plan:
     touched = {value for op in added for value in (*op.inputs, *op.writes)}
     touched |= {value for op in old.ops if op.id not in ids for value in (*op.inputs, *op.writes)}
     return replace(moved, offload=tuple(swap for swap in _possible_swaps(new, moved) if swap.value not in touched))
+
+
+def fits_graph(graph: TrainGraph, plan: Plan) -> bool:
+    """Return True if a plan is valid for a graph."""
+    try:
+        check(graph, plan)
+    except PlanError:
+        return False
+    return True
 
 
 def find_planned_form(program: Program, file: PlanFile) -> Program:

@@ -3,6 +3,7 @@
 import itertools
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from autotune.capture.capture_checks import MemoryCheck
 from autotune.capture.optimizers.loop_updates import base_program
 from autotune.capture.program import Program
 from autotune.capture.signature import Signature
-from autotune.errors import ConfigError, PlanError
+from autotune.errors import ConfigError
 from autotune.ir.check import check
 from autotune.ir.costs import Costs
 from autotune.ir.graph import TrainGraph
@@ -33,7 +34,7 @@ from autotune.runtime.executor import Executor, RangeFactory
 from autotune.runtime.gpu.current_gpu import use_gpu
 from autotune.runtime.gpu.graphed_step import GraphRecorder
 from autotune.runtime.gpu.segments import grow_segments
-from autotune.runtime.loop_plan import find_planned_form, is_for_another_batch, transfer_to_loop
+from autotune.runtime.loop_plan import find_planned_form, fits_graph, is_for_another_batch, transfer_to_loop
 from autotune.runtime.offload.slots import slot_sizes
 from autotune.runtime.offload.window_adapter import WindowAdapter, make_variants
 from autotune.runtime.op_profiler import profile
@@ -119,16 +120,23 @@ class PreparedStep:
         next_arena = following.arena if following is not None else None
         if self.arena is not None and not (next_arena is not None and next_arena.can_follow(self.arena)):
             self.arena.release()
-        if self.store is not None:
-            self.store.close()
-            self.store = None
+        self._close_store()
 
     def resume(self) -> None:
         """Open the store again after `suspend`."""
         if self.store is None and self.open_store is not None:
-            self.store = self.open_store()
+            store = self.open_store()
             for executor, _ in self.executors.values():
-                executor.replace_store(self.store)
+                executor.replace_store(store)
+            self.store = store
+
+    def _close_store(self) -> None:
+        """Close the store, after weights that a failed step left in it are back in memory."""
+        for executor, _ in self.executors.values():
+            executor.restore_weights()
+        store, self.store = self.store, None  # an interrupt must not leave a closed one for the next step
+        if store is not None:
+            store.close()
 
     def adapt(self) -> None:
         """Choose the window of the next step from the transfers of the last one; on a GPU of the one before it.
@@ -155,16 +163,20 @@ class PreparedStep:
         """Release the store's space, the arenas and the graphs; where a step runs, as in a signal's handler, at its end."""
         for executor, _ in self.executors.values():
             if executor.is_running:
-                executor.at_end = self.close
+                executor.at_end = partial(self._close_after, executor.at_end)
                 return
         self.open_store = None
-        if self.store is not None:
-            self.store.close()
+        self._close_store()
         for executor, arena in self.executors.values():
             if arena is not None:
                 arena.close()
             if executor.graphed is not None:
                 executor.graphed.release()
+
+    def _close_after(self, earlier: Callable[[], None] | None) -> None:
+        with closing(self):
+            if earlier is not None:  # a postponed handler of another signal
+                earlier()
 
 
 class StepPreparer:
@@ -256,7 +268,7 @@ class StepPreparer:
         """Return the program itself, or the form of it for another loop that the plan was made for."""
         assert self._plan is not None
         if self.file is None:
-            return program if _fits(program.graph, self._plan) else base_program(program)
+            return program if fits_graph(program.graph, self._plan) else base_program(program)
         return find_planned_form(program, self.file)
 
     def make_plan(self, program: Program) -> Plan:
@@ -264,20 +276,14 @@ class StepPreparer:
         if self.file is not None and self.file.graph_digest == program.graph.digest:
             return self.file.plan
         if self.file is None:
-            traced = Plan.traced(program.graph)
             allocator = self._plan.allocator if self._plan is not None else "system"
-            return replace(self._captured(traced), allocator=allocator)
+            return replace(Plan.traced(program.graph).captured_as(self._source), allocator=allocator)
         costs, target = self._costs.estimate(program), self.file.target_bytes
         if target is None:
             target = self.file.budget_bytes
         elif target == 0:  # of a smallest plan: what that takes, a smaller step may take, too
             target = self.file.estimate.peak_bytes
-        plan = make_plan(program.graph, self.file.settings, target, costs)
-        return self._captured(plan)
-
-    def _captured(self, plan: Plan) -> Plan:
-        """Return a plan with what the steps are captured with."""
-        return plan.captured_as(self._source)
+        return make_plan(program.graph, self.file.settings, target, costs).captured_as(self._source)
 
     def _profile(self, program: Program, stores: Mapping[str, Path]) -> Costs:
         with use_threads(self._source.threads), use_gpu(program.device):
@@ -312,19 +318,21 @@ class StepPreparer:
             slots = slot_sizes(program, *schedules)
             opener = partial(open_store, plan.store, self._directory(plan.store), slots, program.device.type)
             opener = use_gpu(program.device)(opener)
-        store = opener() if opener is not None else None
         uses_arena = plan.allocator == "arena" and program.device.type == "cpu"
         recorder = None if self._make_recorder is None else partial(self._make_recorder, program.device)
         executors: dict[Plan, tuple[Executor, StepArena | None]] = {}
-        for each, schedule in zip(plans, schedules, strict=True):
-            # a step that offloads releases pages one by one, for which the block must be its own
-            block = SharedBlock() if plan.offload else self._block
-            arena = StepArena(block=block) if uses_arena else None
-            executor = Executor(
-                program, schedule, store, arena=arena, range_of=self._range_of, make_recorder=recorder,
-                threads=plan.threads,
-            )  # fmt: skip
-            executors[each] = executor, arena
+        with ExitStack() as undo:  # after an error, its traceback would keep the store's space
+            store = undo.enter_context(opener()) if opener is not None else None
+            for each, schedule in zip(plans, schedules, strict=True):
+                # a step that offloads releases pages one by one, for which the block must be its own
+                block = SharedBlock() if plan.offload else self._block
+                arena = StepArena(block=block) if uses_arena else None
+                executor = Executor(
+                    program, schedule, store, arena=arena, range_of=self._range_of, make_recorder=recorder,
+                    threads=plan.threads,
+                )  # fmt: skip
+                executors[each] = executor, arena
+            undo.pop_all()
         memory = MemoryCheck(program)
         return PreparedStep(next(self._numbers), program, plan, plan, executors, store, opener, adapter, memory)
 
@@ -390,11 +398,3 @@ def warn_of_environment(file: PlanFile | None) -> None:
             "Step times differ from the recorded ones; set them as recorded, or tune again",
             stacklevel=3,
         )
-
-
-def _fits(graph: TrainGraph, plan: Plan) -> bool:
-    try:
-        check(graph, plan)
-    except PlanError:
-        return False
-    return True

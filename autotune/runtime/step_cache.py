@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 
 import torch
 
@@ -62,9 +62,10 @@ class StepCache:
                 unused.close()
 
     def close(self) -> None:
-        """Close all steps."""
-        for step in self:
-            step.close()
+        """Close all steps, the others too where one raises an error."""
+        with ExitStack() as closing:
+            for step in self:
+                closing.callback(step.close)
 
 
 def describe_difference(call: Signature, first: Signature) -> str:

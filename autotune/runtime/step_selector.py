@@ -80,9 +80,13 @@ class StepSelector:
         plan = self._preparer.first_plan(self.first, partial(self._make_workload, first), gradient_users)
         self.last = self._preparer.prepare(self.first, plan)
         self.cache.add(self._first_call, self.last)
-        padding.check(batch, self.first, plan, self._preparer.budget_bytes)
-        for other in padding.other_batches(batch):
-            self.prepare(other, signature(other))
+        try:
+            padding.check(batch, self.first, plan, self._preparer.budget_bytes)
+            for other in padding.other_batches(batch):
+                self.prepare(other, signature(other))
+        except BaseException:
+            self.close()  # the error's traceback would keep the store's space
+            raise
         if self._other_shapes == "background" and not self._preparer.kernels:
             self._background = self._preparer.plan_in_background(
                 self.first, self._first_call, self._make_workload(first), gradients=self._gradients
@@ -90,9 +94,11 @@ class StepSelector:
 
     def close(self) -> None:
         """Release the stores' space and the arenas, and end the process that plans new shapes."""
-        self.cache.close()
-        if self._background is not None:
-            self._background.close()
+        try:
+            self.cache.close()
+        finally:
+            if self._background is not None:
+                self._background.close()
 
     def release_memory(self) -> None:
         """Release the arena's memory until the next step."""

@@ -297,7 +297,7 @@ class TrainStep:
             if self._other_shapes == "eager":
                 self._last_executor = None
                 return self._run_eager(unpadded)
-            refuse_parameter_hooks(self.model)
+            refuse_parameter_hooks(self.model, self._loss_fn)
         tensors = parts.tensors
         if self._loss_fn is not None:
             refuse_gradients_of_the_batch(tensors)

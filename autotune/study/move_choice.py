@@ -37,8 +37,11 @@ class MoveChooser:
         self._planning, self._rules = planning, rules
         self._source = planning.start_moves() if is_on else None
 
-    def choose(self, trials: Sequence[Trial]) -> Candidate | None:
-        """Return the move to measure next; None at the sampler's turn, and where no move may save enough."""
+    def choose(self, trials: Sequence[Trial], until: float = math.inf) -> Candidate | None:
+        """Return the move to measure next; None at the sampler's turn, where no move may save enough, and after `until`.
+
+        `until` is a time of the monotonic clock. It bounds the search for moves on large graphs.
+        """
         if self._source is None or not is_turn_of_moves(trials):
             return None
         parent = select_leader(trials, self._rules)
@@ -50,7 +53,7 @@ class MoveChooser:
         measured_plans = {trial.plan for trial in trials}
         target = compute_move_target(parent, trials, self._rules)
         for share in TARGET_SHARES:
-            moves = self._source.propose(parent.plan, int(share * target), measured)
+            moves = self._source.propose(parent.plan, int(share * target), measured, until)
             worthwhile = [move for move in moves if move.possible_seconds >= least and move.plan not in measured_plans]
             for move in worthwhile[:LAYOUTS]:
                 candidate = Candidate(

@@ -219,11 +219,18 @@ def describe_disturbance(trials: Sequence[Trial]) -> str:
 
 
 def prove_infeasible(
-    config: Config, rules: Rules, graph: TrainGraph, costs: Costs, lowest_bytes: int | None = None
+    config: Config,
+    rules: Rules,
+    graph: TrainGraph,
+    costs: Costs,
+    lowest_bytes: int | None = None,
+    *,
+    is_recorded: bool = False,
 ) -> InfeasibleError | None:
     """Return the error for a budget below the lower bound of the peak, with the op that needs it; None where it is above.
 
     It suggests a budget that the smallest plan keeps; `lowest_bytes` is the peak of that plan where it is known.
+    Where a run is recorded, its budget cannot change.
     """
     low, op = peak_lower_bound(graph, costs)
     if low <= rules.budget_bytes:
@@ -233,18 +240,21 @@ def prove_infeasible(
         space = space_for_device(config.planners.model_dump(), costs.device_kind, costs.stores)
         lowest_bytes = find_smallest(graph, costs, space).estimate.peak_bytes
     needed, left = _fmt_apart(low, rules.budget_bytes)
+    remedy = _suggest_remedy(config, lowest_bytes, stores=bool(costs.stores), is_recorded=is_recorded)
     return InfeasibleError(
-        f"{config.ref} needs {needed} at {place}: no plan fits; "
-        f"{_describe_budget(config, left)}. {_suggest_remedy(config, lowest_bytes, stores=bool(costs.stores))}"
+        f"{config.ref} needs {needed} at {place}: no plan fits; {_describe_budget(config, left)}. {remedy}"
     )
 
 
-def explain_too_small(config: Config, rules: Rules, lowest_bytes: int, op: str, *, stores: bool) -> InfeasibleError:
+def explain_too_small(
+    config: Config, rules: Rules, lowest_bytes: int, op: str, *, stores: bool, is_recorded: bool = False
+) -> InfeasibleError:
     """Return the error for a budget that no plan fits, with the lowest peak reached and the op that needs it."""
     needed, left = _fmt_apart(lowest_bytes, rules.budget_bytes)
     return InfeasibleError(
         f"{config.ref} needs {needed} at {op or 'the start of the step'} with the smallest plan; "
-        f"{_describe_budget(config, left)}. {_suggest_remedy(config, lowest_bytes, stores=stores)}"
+        f"{_describe_budget(config, left)}. "
+        f"{_suggest_remedy(config, lowest_bytes, stores=stores, is_recorded=is_recorded)}"
     )
 
 
@@ -281,8 +291,9 @@ def _describe_budget(config: Config, left: str) -> str:
     return f"the budget {config.budget} leaves the step {left}"
 
 
-def _suggest_remedy(config: Config, lowest_bytes: int, *, stores: bool) -> str:
-    budget = f"Raise --budget to step:{math.ceil(BUDGET_ROOM * lowest_bytes / 2**20)}MiB or more"
+def _suggest_remedy(config: Config, lowest_bytes: int, *, stores: bool, is_recorded: bool) -> str:
+    name = " under another --name" if is_recorded else ""
+    budget = f"Raise --budget to step:{math.ceil(BUDGET_ROOM * lowest_bytes / 2**20)}MiB or more{name}"
     store = "host" if config.device == "cuda" else "ssd"
     return budget if stores else f"{budget}, or allow --store {store}=DIR"
 
@@ -313,7 +324,8 @@ def explain_failure(
         if trial.plan is not None and nbytes is not None:
             charged[trial.plan] = max(nbytes, charged.get(trial.plan, nbytes))
     if charged and min(charged.values()) > rules.accepted_bytes:
-        return explain_too_small(config, rules, min(charged.values()), lowest.peak_op, stores=bool(config.stores))
+        lowest_bytes, stores = min(charged.values()), bool(config.stores)
+        return explain_too_small(config, rules, lowest_bytes, lowest.peak_op, stores=stores, is_recorded=True)
     if numerics is not None:
         return numerics
     # some plan fitted, so the reason is not the budget alone

@@ -145,9 +145,11 @@ class RecordedRun:
 
     @cached_property
     def floor_bytes(self) -> int | None:
-        """Floor of the process, from the plan file or else from the first measurement."""
+        """Floor of the process: from the plan file, else the one that plans were judged with, else the first measured one."""
         if self.plan is not None:
             return self.plan.floor_bytes
+        if self.run_dir is not None and (judged := read_judged_floor(self.run_dir)) is not None:
+            return judged
         floors = (trial.measurement.floor_bytes for trial in self.trials if trial.measurement)
         return next((floor for floor in floors if floor is not None), None)
 

@@ -187,14 +187,14 @@ class _Session:
     def measure_smallest(self) -> None:
         """Measure the smallest plan as trial 1; InfeasibleError if even its estimate exceeds the budget."""
         self.progress(PhaseStarted(StudyPhase.SMALLEST))
-        if (error := prove_infeasible(self.config, self.rules, self.graph, self.costs)) is not None:
+        if (error := prove_infeasible(self.config, self.rules, self.graph, self.costs, is_recorded=True)) is not None:
             raise error
         with self.interrupts.breakable(patient=False):
             self.lowest = find_lowest(self.planning, self.rules.budget_bytes)
         low = self.lowest.estimate
         if low.peak_bytes > self.rules.budget_bytes:
             raise explain_too_small(
-                self.config, self.rules, low.peak_bytes, low.peak_op, stores=bool(self.costs.stores)
+                self.config, self.rules, low.peak_bytes, low.peak_op, stores=bool(self.costs.stores), is_recorded=True
             )
         if not any(trial.kind == TrialKind.SMALLEST for trial in self.trials):
             if self.seconds_left <= 0:
@@ -276,7 +276,7 @@ class _Session:
     def propose(self, pending: Sequence[Trial] = ()) -> Proposal:
         """Propose the next trial of the search: a move, or the sampler's suggestion. `pending` are planned, unrecorded trials."""
         with self.interrupts.breakable():
-            move = self.moves.choose([*self.trials, *pending])
+            move = self.moves.choose([*self.trials, *pending], self.deadline - 2 * self.trial_seconds.longest)
         return self.maker.suggest(TrialKind.SEARCH) if move is None else Proposal(TrialKind.MOVE, move.settings, move)
 
     def confirm(self) -> None:

@@ -4,7 +4,7 @@ import dis
 import functools
 import types
 from collections import OrderedDict, UserDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
@@ -118,6 +118,27 @@ def rebuild_batch(batch: Any) -> Any:
 def batch_tensors(batch: Any) -> list[torch.Tensor]:
     """Return the tensors of a batch, in order; those of numpy arrays share their memory."""
     return flatten_batch(batch).tensors
+
+
+def span_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes from the first to the last element of a tensor: of a slice of a data set, those of the slice.
+
+    >>> span_bytes(torch.zeros(1000, 4)[:8])
+    128
+    """
+    if not tensor.numel():
+        return 0
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return span * tensor.itemsize
+
+
+def spans_of_storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Return the bytes that the tensors of a batch span of each storage, by the storage's identity."""
+    spans: dict[int, int] = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        spans[storage._cdata] = min(storage.nbytes(), spans.get(storage._cdata, 0) + span_bytes(tensor))
+    return spans
 
 
 def _flatten(part: Any, tensors: list[torch.Tensor], constants: list[Any], outer: set[int]) -> Node:

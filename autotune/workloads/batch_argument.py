@@ -1,8 +1,10 @@
 """Find the argument of a workload's factory that sets the batch size."""
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from autotune.errors import ConfigError, nearest
@@ -43,7 +45,8 @@ def find_batch_argument(reference: str, arguments: Mapping[str, Any], name: str 
             f"{reference}: the batch of a running training process cannot be changed; write a factory with an argument "
             "for the batch size, then: autotune tune file.py:factory"
         )
-    parameters = _named_parameters(find_factory(reference))
+    with contextlib.chdir(Path.cwd()):  # a file may change the working directory as it is imported
+        parameters = _named_parameters(find_factory(reference))
     name = name or next((usual for usual in USUAL_NAMES if usual in parameters), None)
     if name is None:
         raise ConfigError(

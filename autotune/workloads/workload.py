@@ -21,6 +21,8 @@ class Workload:
 
     A factory returns a workload, so that every process can create the same step:
 
+    >>> import torch
+    >>> from autotune import Workload
     >>> def make(batch: int = 8) -> Workload:
     ...     model = torch.nn.Linear(4, 2)
     ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -25,22 +25,8 @@ from autotune.study.events import Event, Finished, Logged
 from autotune.testing.graphs import training_chain
 from autotune.workloads.reference import name_factory
 from autotune.workloads.zoo.resnet import resnet18
+from docs.generate import TINY_FILE
 from tests.system.test_cli import MIB, PREPARED, FakeHarness, FakeTracker
-
-TINY = """
-import torch
-import autotune
-
-
-def loss(model, batch):
-    return model(batch).square().mean()
-
-
-def make(width=32, rows=64):
-    layers = [part for _ in range(4) for part in (torch.nn.Linear(width, width), torch.nn.Tanh())]
-    model = torch.nn.Sequential(*layers)
-    return autotune.Workload(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(rows, width))
-"""
 
 FUNCTIONS = [name for name in autotune.__all__ if inspect.isfunction(getattr(autotune, name))]
 
@@ -63,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("autotune.measure.harness.Harness", QuietHarness)
     monkeypatch.setattr("autotune.report.mlflow_log.Tracker", FakeTracker)
-    (tmp_path / "tiny.py").write_text(TINY)
+    (tmp_path / "tiny.py").write_text(TINY_FILE, encoding="utf-8")
     return tmp_path
 
 
@@ -157,11 +143,19 @@ def test_numbers_have_the_unit_of_their_option():
 @pytest.mark.usefixtures("folder")
 def test_bytes_of_a_step_are_counted_without_a_child_process(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("autotune.api.launch.open_harness", None)
-    small, large = (autotune.estimate("tiny.py:make", arguments={"rows": rows}) for rows in (64, 2**20))
+    small, large = (autotune.estimate("tiny.py:make", arguments={"rows": rows}) for rows in (64, 2**17))
     assert small.ops == large.ops
     # four results of tanh and the batch
-    assert large.eager_bytes - small.eager_bytes >= 5 * (2**20 - 64) * 32 * 4
+    assert large.eager_bytes - small.eager_bytes >= 5 * (2**17 - 64) * 256 * 4
     assert large.lower_bound_bytes <= large.lowest_bytes <= large.traced_bytes
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_place_that_cannot_hold_a_plan_is_refused_before_the_step_is_captured(monkeypatch: pytest.MonkeyPatch):
+    Path("taken").mkdir()
+    monkeypatch.setattr("autotune.api.survey", lambda *_: pytest.fail("surveyed"))
+    with pytest.raises(ConfigError, match=r"taken: cannot write there .*; name another file by out="):
+        autotune.plan("tiny.py:make", budget="90%", out="taken")
 
 
 def test_a_run_that_is_interrupted_before_its_baseline_raises_and_leaves_nothing(

@@ -51,6 +51,18 @@ def updated(graph: TrainGraph) -> list[str]:
     return [op.name.removesuffix(".update") for op in graph.ops if op.target.startswith("update.")]
 
 
+def test_a_plan_for_a_copied_batch_is_for_slices_of_a_data_set_too():
+    workload = make(mlp)
+    data, labels = (part.repeat(50, *[1] * (part.ndim - 1)) for part in workload.batch)
+    sliced = replace(workload, batch=(data[6:12], labels[6:12]))
+    copied, of_slices = capture(workload).graph, capture(sliced).graph
+    assert of_slices.digest == copied.digest
+    assert of_slices.static_bytes == copied.static_bytes
+    every_second = capture(replace(workload, batch=(data[:12:2], labels[:12:2]))).graph
+    (nbytes,) = [value.nbytes for value in every_second.values if value.name == "batch.0"]
+    assert nbytes == 11 * 8 * 4  # from its first row to its last
+
+
 # Nothing is disturbed.
 
 
@@ -581,6 +593,27 @@ def test_what_a_captured_step_would_do_otherwise_than_eager_is_refused(model, lo
         capture(make(model, loss_fn=loss_fn))
 
 
+class ScaledLoss(nn.Module):
+    """Loss with a trained parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return labelled_loss(model, batch) * self.scale
+
+
+def test_a_hook_on_a_parameter_of_the_loss_is_refused_by_name() -> None:
+    loss_fn = ScaledLoss()
+    workload = make(mlp, loss_fn=loss_fn)
+    workload.optimizer.add_param_group({"params": [loss_fn.scale]})
+    capture(workload)
+    loss_fn.scale.register_hook(lambda gradient: gradient * 0)
+    with pytest.raises(CaptureError, match=r"^loss_fn\.scale has a hook on its gradient"):
+        capture(workload)
+
+
 def test_a_batch_in_the_memory_of_a_weight_is_refused_where_the_step_writes_the_weight():
     workload = make(mlp, loss_fn=lambda model, batch: (model(batch[0]) * batch[2].sum()).square().mean())
     workload.batch = (*workload.batch, workload.model[0].weight.detach())
@@ -700,6 +733,20 @@ def test_tensors_from_outside_that_are_spelled_as_the_models_are_others():
     }
     assert_equals_eager(one, other, steps=3)
     assert torch.equal(mean, torch.full((8,), 0.5))
+
+
+def test_a_later_batch_in_the_memory_of_a_tensor_from_outside_is_refused_where_the_step_writes_that_tensor() -> None:
+    bank, workload = torch.ones(6, 8), make(mlp)
+
+    def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        bank.mul_(0.5)
+        return labelled_loss(model, batch) + bank.sum()
+
+    step = TrainStep(workload.model, loss_fn, workload.optimizer, workload.batch)
+    for _ in range(2):
+        step(workload.batch)
+    with pytest.raises(CaptureError, match="are two tensors in the same memory, and the step writes to it"):
+        step((bank[:], workload.batch[1]))
 
 
 def test_tensors_in_one_memory_are_refused_only_where_bytes_overlap_and_one_is_written():

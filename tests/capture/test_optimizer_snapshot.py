@@ -1,8 +1,9 @@
 """An optimizer's content returns into the same objects, inner optimizers and counters included."""
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -38,6 +39,37 @@ def test_steps_leave_no_trace_after_a_restore(name: str, steps: int):
         kept.restore()
         assert fingerprint(vars(workload.optimizer), names) == before
         assert [id(thing) for thing in iter_mutable_objects(workload.optimizer)] == objects
+
+
+@dataclass(slots=True)
+class Count:
+    steps: int = 0
+
+
+class Pair(NamedTuple):
+    first: int
+    second: int
+
+
+class Counting(torch.optim.SGD):
+    """Optimizer with objects that have no dictionary, in one of which it counts."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.count, self.pair = Count(), Pair(1, 2)
+
+    def step(self, closure: Any = None) -> Any:
+        self.count.steps += 1
+        return super().step(closure)
+
+
+def test_an_object_with_slots_returns_to_its_content() -> None:
+    workload = make(mlp, optimizer=Counting)
+    kept = OptimizerSnapshot(workload.optimizer)
+    eager_step(workload)
+    assert workload.optimizer.count.steps == 1
+    kept.restore()
+    assert workload.optimizer.count.steps == 0
 
 
 def seed_all(seed: int) -> None:

@@ -271,6 +271,12 @@ def bytes_that_change() -> tuple[Workload, Change]:
     return make(mlp, loss_fn=weighted(lambda: weights[0])), lambda: weights.__setitem__(0, 3)
 
 
+def a_tensor_in_a_list() -> tuple[Workload, Change]:
+    weights = [torch.ones(4)]
+    loss_fn = weighted(lambda: weights[0].sum() / len(weights[0]))
+    return make(mlp, loss_fn=loss_fn), lambda: setattr(weights[0], "data", torch.ones(8))
+
+
 PLACES = (
     arguments_of_a_partial, a_namespace, an_absent_attribute_of_a_namespace, a_learning_rate, a_schedule,
     an_attribute_of_a_function, the_second_closure_of_one_function, one_of_two_names_of_a_tensor, an_object_of_the_batch,
@@ -278,7 +284,7 @@ PLACES = (
     an_override_in_a_subclass, a_class_within_a_class, a_dictionary_that_answers_for_attributes,
     an_attribute_of_a_class_that_may_be_missing, a_class_that_a_function_imports, a_module_that_a_function_imports_relatively,
     a_module_that_a_function_imports, a_keyword_only_default, a_user_dict, a_value_that_processes_share,
-    an_array_that_processes_share, bytes_that_change,
+    an_array_that_processes_share, bytes_that_change, a_tensor_in_a_list,
 )  # fmt: skip
 
 

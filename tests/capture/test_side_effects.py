@@ -1,14 +1,17 @@
 """What a step changes in Python is refused where the next step would read it, and reported once elsewhere."""
 
+import sysconfig
 import warnings
 from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from autotune.capture.python.side_effects import SideEffect, SideEffectWarning, is_count
 from autotune.capture.tracer import capture
 from autotune.errors import CaptureError
 from autotune.integrations.side_effects import refuse_side_effects
@@ -423,6 +426,55 @@ def test_a_list_that_every_step_leaves_as_it_was_is_no_side_effect():
         assert_equals_eager(make(FilledAndCleared), make(FilledAndCleared))
 
 
+class SetAndReset(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        was = self.on
+        self.on = True
+        made = self.head(inputs) * (1 if was else 2)
+        self.on = was
+        return made
+
+
+def test_a_flag_that_the_step_resets_is_no_side_effect_and_counts_where_it_changes_between_steps():
+    workload, other = make(SetAndReset), make(SetAndReset)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SideEffectWarning)
+        step = TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch)
+        for on in (False, False, True):
+            workload.model.on = other.model.on = on
+            assert torch.equal(step(workload.batch), eager_step(other)[0])
+
+
+def of_a_library(statement: str) -> type[Base]:
+    """Return a model whose forward runs a statement in a file among the installed packages."""
+    source = f"def forward(self, inputs):\n    made = self.head(inputs)\n    {statement}\n    return made\n"
+    path = Path(sysconfig.get_path("purelib"), "some_library", "layers.py")
+    namespace: dict[str, Any] = {"__name__": __name__}
+    exec(compile(source, str(path), "exec"), namespace)
+    return type("OfALibrary", (Base,), {"forward": namespace["forward"], "__module__": __name__})
+
+
+@pytest.mark.parametrize("statement", ["self.count += 1", "self.decayed = 0.5 * self.decayed + 1"])
+def test_a_number_that_a_library_advances_warns_as_the_users_does(statement: str):
+    name = statement.split(maxsplit=1)[0].removeprefix("self.")
+    with pytest.warns(SideEffectWarning, match=rf"^model\.{name} changes in the step; a captured step does not repeat"):
+        capture(make(of_a_library(statement)))
+
+
+@pytest.mark.parametrize("statement", ["self.state = made.detach()", "self.count = inputs.shape[0]"])
+def test_what_a_library_only_assigns_is_a_cache_and_does_not_warn(statement: str):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SideEffectWarning)
+        capture(make(of_a_library(statement)))
+
+
+def test_a_number_that_replaces_none_is_a_cache_and_no_count() -> None:
+    before: dict[str, Any] = {"calls": 0, "ranks": None}
+    sources = SimpleNamespace(exists=before.__contains__, value=before.__getitem__)
+    traced: Any = SimpleNamespace(conditions=frozenset(before), sources=sources)
+    assert [is_count(SideEffect(source, 1, ""), traced) for source in before] == [True, False]
+
+
 class PowerIteration(nn.Module):
     """Model with two spectral norms, whose vectors ops with `out=` write."""
 
@@ -515,3 +567,16 @@ class CountOfBackwards(Base):
 def test_a_buffer_that_only_the_backward_pass_changes_is_refused_by_name(kind: Any, words: str):
     with pytest.raises(CaptureError, match=words):
         capture(make(kind))
+
+
+class CountOfBothPasses(Base):
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.mean.add_(1)
+        made: Tensor = CountingBackward.apply(self.head(inputs), self.mean)
+        return made + self.mean
+
+
+def test_a_buffer_that_both_passes_change_has_the_changes_of_both() -> None:
+    workload, other = make(CountOfBothPasses), make(CountOfBothPasses)
+    assert_equals_eager(workload, other, steps=3)
+    assert workload.model.mean.tolist() == [6.0] * 4

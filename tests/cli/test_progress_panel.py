@@ -126,6 +126,16 @@ def test_the_comparison_of_kernels_is_not_told_as_part_of_the_time_limit(capsys:
     assert lines[-1].startswith("[0 s of 4m]")
 
 
+def test_the_preparation_of_a_device_in_the_place_of_a_lost_one_is_not_shown_after_its_trial():
+    state = progress_panel._StudyState(CONFIG)
+    for event in (READY, EVENTS[1], Preparing("comparing the captured step with eager"), EVENTS[2]):
+        state.update(event)
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(state.render())
+    assert "comparing the captured step" not in captured.get()
+
+
 def test_a_disturbed_measurement_is_told_when_it_is_repeated_and_marked_when_it_stays_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

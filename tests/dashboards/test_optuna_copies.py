@@ -124,6 +124,14 @@ def test_a_run_that_is_made_anew_under_its_name_replaces_the_copy_and_a_deleted_
     assert optuna.get_all_study_names(copies.storage) == []
 
 
+def test_a_copy_that_somebody_deleted_on_a_page_does_not_end_the_updates_when_its_run_is_deleted(run_dir: Path) -> None:
+    copies = StudyCopies(run_dir.parent)
+    copies.refresh()
+    optuna.delete_study(study_name="night.1", storage=copies.storage)
+    shutil.rmtree(run_dir)
+    assert copies.refresh() == []
+
+
 def test_a_file_that_is_no_database_is_named_once_and_the_others_are_copied(run_dir: Path) -> None:
     torn = run_dir.parent / "torn"
     torn.mkdir()

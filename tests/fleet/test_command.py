@@ -11,7 +11,8 @@ from autotune.fleet import command
 from autotune.fleet.channel import FarEndLostError
 from autotune.fleet.command import CommandChannel
 from autotune.fleet.framing import to_frame
-from autotune.fleet.messages import RenewCall, Renewed, encode_message
+from autotune.fleet.messages import OpenDevice, RenewCall, Renewed, encode_message
+from autotune.study.interrupts import expire_after
 
 
 def test_a_command_of_another_user_is_closed_without_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -52,3 +53,15 @@ def test_a_reply_that_is_cut_off_is_a_lost_device_and_a_first_frame_that_is_no_m
         refused.ask(RenewCall(), print)
     lost.close()
     refused.close()
+
+
+def test_a_command_that_reads_no_request_is_a_lost_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(command, "START_SECONDS", 0.2)
+    monkeypatch.setattr(command, "CLOSE_SECONDS", 0.05)
+    channel = CommandChannel(["sleep", "60"], tmp_path / "log")
+    larger_than_a_pipe = OpenDevice("", "fake", {"text": 200_000 * "x"})
+    try:
+        with pytest.raises(FarEndLostError, match=r"sleep 60: it reads no request for 0\.2 s"), expire_after(20):
+            channel.ask(larger_than_a_pipe, print)
+    finally:
+        channel.close()

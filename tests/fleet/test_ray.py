@@ -12,6 +12,7 @@ from autotune.fleet import ray as ray_engine
 from autotune.fleet.channel import FarEndLostError, Reach
 from autotune.fleet.fleet_file import DeviceClass, FleetConfig
 from autotune.fleet.messages import OpenDevice, code_identity
+from autotune.fleet.open_runner import to_reach
 from autotune.fleet.remote_runner import RemoteRunner
 from autotune.testing.fake_far_end import OPENER
 from autotune.testing.runner_contract import make_config
@@ -81,6 +82,7 @@ def joins(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Options with which a cluster is joined; none is."""
     ray = pytest.importorskip("ray")
     options: list[dict[str, Any]] = []
+    monkeypatch.setattr(ray_engine, "_joined", [])
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **fields: options.append(fields))
     return options
@@ -95,6 +97,32 @@ def test_code_is_copied_without_what_studies_leave_in_it_and_a_missing_folder_is
     assert [fields["runtime_env"] for fields in joins] == [copied, None]
     with pytest.raises(ConfigError, match=r"^code nowhere: no such directory; name that of the workloads as `code`"):
         ray_engine.connect("auto", "nowhere")
+
+
+def test_a_study_whose_code_changed_after_this_process_joined_the_cluster_is_refused(
+    tmp_path: Path, joins: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("ray.is_initialized", lambda: bool(joins))
+    model, log = tmp_path / "model.py", tmp_path / "runs" / "log.py"
+    fleet = FleetConfig(classes={"fake": DeviceClass(engine="ray")}, code=str(tmp_path))
+
+    def begin_study() -> Reach:
+        reach = to_reach(fleet, "fake", tmp_path)
+        ray_engine.connect(reach.address, reach.code, reach.code_digest)
+        return reach
+
+    model.write_text("layers = 2\n")
+    first = begin_study()
+    log.parent.mkdir()
+    log.write_text("what a study leaves is no code of the user\n")
+    begin_study()
+    assert len(joins) == 1
+    model.write_text("layers = 3\n")
+    with pytest.raises(DeviceRefusedError, match=r"address or code changed since then; run this study in a new Python"):
+        begin_study()
+    ray_engine.connect(
+        first.address, first.code, first.code_digest
+    )  # the first study goes on with the code that it has
 
 
 @pytest.mark.usefixtures("joins")

@@ -20,6 +20,7 @@ from autotune.integrations.hf import AutotuneTrainer, PlannedTrainerMixin
 from autotune.ir.plan import Plan
 from autotune.kernels.compiled_region import CompiledRegion
 from autotune.kernels.region_program import fuse
+from autotune.runtime.executor import Executor
 from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.shapes.buckets import Buckets
 from autotune.workloads.live_workload import load_live_workload, save_workload
@@ -180,6 +181,26 @@ def test_a_loss_reads_the_attributes_of_an_encoded_batch(tmp_path: Path):
     options = {"data_collator": encode}
     make = partial(make_trainer, folder=tmp_path, model=one_layer, options=options, num_train_epochs=1)
     assert differences(train(partial(make, ReadsAttributes)), train(partial(make, planned(ReadsAttributes)))) == []
+
+
+def without_dropout() -> nn.Module:
+    model = gpt2(1)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def test_a_loss_reads_the_attributes_of_an_encoded_batch_that_is_padded(tmp_path: Path, runs: list[Executor]):
+    make = partial(
+        make_trainer, folder=tmp_path, model=without_dropout, options={"data_collator": encode}, num_train_epochs=1
+    )
+    plain = train(partial(make, ReadsAttributes))
+    padded = train(partial(make, partial(planned(ReadsAttributes), buckets=Buckets([16]))))
+    losses = [[entry["loss"] for entry in record.log if "loss" in entry] for record in (plain, padded)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+    described = [run.program.metas[value] for run in runs for value in run.program.batch]
+    assert {meta.shape for meta in described if meta is not None and len(meta.shape) == 2} == {(4, 16)}
 
 
 @pytest.mark.slow

@@ -4,7 +4,9 @@ import copy
 import functools
 import inspect
 import pickle
+import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,15 +30,18 @@ from autotune.capture.tracer import capture
 from autotune.errors import CaptureError, ConfigError, PlanError
 from autotune.integrations.lightning import PlanCallback, workload
 from autotune.integrations.planned_method import MethodLoss
+from autotune.ir.costs import Costs, StoreCost
 from autotune.ir.plan import Plan
 from autotune.ir.schedule import lower
 from autotune.planners.auto import best_plan
+from autotune.planners.offload.window import OffloadWindow
 from autotune.predict.simulate import simulate
 from autotune.records import plan_file as planfile
 from autotune.records.config import Config
 from autotune.records.plan_file import PlanFile
 from autotune.runtime import recapture
 from autotune.runtime.executor import Executor
+from autotune.runtime.offload.engine import OffloadEngine
 from autotune.runtime.op_profiler import profile
 from autotune.runtime.planned_loss import PlannedLoss
 from autotune.workloads.factory import load_workload
@@ -389,6 +394,59 @@ def test_the_method_is_restored_after_an_exception():
     with pytest.raises(ArithmeticError):
         train([PlanCallback(), Fails()], lambda: net)
     assert not {"training_step", "log", "log_dict"} & set(net.__dict__)
+
+
+class Deep(pl.LightningModule):
+    """A net with weights that are idle from the forward to the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        hidden = [layer for _ in range(5) for layer in (nn.Linear(8, 8), nn.Tanh())]
+        self.layers = nn.Sequential(nn.Linear(4, 8), *hidden, nn.Linear(8, 3))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def plan_with_an_offloaded_weight(module: pl.LightningModule) -> Plan:
+    graph = capture(workload(module, next(iter(loader())))).graph
+    costs, traced = replace(Costs.unit(graph), stores={"ssd": StoreCost(1e9, 1e9, 5e8, 5e8)}), Plan.traced(graph)
+    gaps = OffloadWindow(1, "ssd", what="all")._gaps(graph, traced, costs)
+    swap = next(gap.swap for gap in gaps if gap.swap.value in graph.static and gap.swap.gap >= 0)
+    return replace(traced, offload=(swap,), store="ssd")
+
+
+def test_a_handler_of_a_signal_that_saves_the_module_during_a_step_saves_every_weight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    net, released, saved = Deep(), list[bool](), list[list[int]]()
+    finish_write = OffloadEngine.finish_write
+
+    def sizes() -> list[int]:
+        return [weight.untyped_storage().nbytes() for weight in net.parameters()]
+
+    def finish_with_signal(engine: OffloadEngine, key: int) -> None:
+        finish_write(engine, key)
+        released.append(0 in sizes())
+        signal.raise_signal(signal.SIGUSR1)
+
+    def save(*_: Any) -> None:
+        saved.append(sizes())
+
+    monkeypatch.setattr(OffloadEngine, "finish_write", finish_with_signal)
+    before = signal.signal(signal.SIGUSR1, save)
+    try:
+        callback = PlanCallback(plan_with_an_offloaded_weight(Deep()), stores={"ssd": tmp_path})
+        train([callback], lambda: net, rows=16, max_epochs=1)
+        assert signal.getsignal(signal.SIGUSR1) is save
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert released == [True, True]
+    assert len(saved) == 2
+    assert not any(0 in each for each in saved)
 
 
 def test_a_plan_for_the_workload_of_a_module_is_for_its_training(runs: list[Executor]):

@@ -12,7 +12,7 @@ from autotune.ir.costs import Costs
 from autotune.ir.graph import Op
 from autotune.kernels.compile_pool import compile_in_pool
 from autotune.kernels.compiled_region import CompiledRegion
-from autotune.kernels.overwriting import find_target, has_short_sums
+from autotune.kernels.overwriting import find_target, has_short_sums, write_over
 from autotune.kernels.region_program import fuse
 from autotune.planners import make_plan
 from autotune.runtime import op_profiler
@@ -128,6 +128,27 @@ def test_only_tensors_that_lie_alike_in_memory_share_it():
     assert find_target(matrix, [meta((4, 6), (1, 4))]) is None
     assert find_target(matrix, [meta((4, 6), (6, 1), torch.int32)]) is None
     assert find_target(meta((4, 6), (12, 1)), [meta((4, 6), (12, 1))]) is None, "its memory holds other elements too"
+
+
+@pytest.mark.parametrize(
+    "returned", [("first", "difference"), ("difference", "first"), ("second", "difference"), ("difference", "view")]
+)
+def test_an_output_that_is_an_input_once_its_op_is_dropped_leaves_the_other_results_right(returned: tuple[str, str]):
+    graph = torch.fx.Graph()
+    nodes = {name: graph.placeholder(name) for name in ("first", "second")}
+    nodes["difference"] = graph.call_function(torch.ops.aten.sub.Tensor, (nodes["first"], nodes["second"]))
+    for node in nodes.values():
+        node.meta["val"] = torch.empty(4, device="meta")
+    nodes["view"] = graph.call_function(torch.ops.aten.view.default, (nodes["first"], [2, 2]))
+    nodes["view"].meta["val"] = torch.empty(2, 2, device="meta")
+    graph.output(tuple(nodes[name] for name in returned))
+    write_over(graph, 0, 0)
+    first, second = torch.rand(4), torch.rand(4)
+    expected = {"first": first.clone(), "second": second.clone(), "difference": first - second}
+    expected["view"] = first.clone().view(2, 2)
+    (other,) = torch.fx.GraphModule({}, graph)(first, second)
+    assert torch.equal(first, expected[returned[0]])
+    assert torch.equal(other, expected[returned[1]])
 
 
 def compile_overwriting(program: Program) -> list[Op]:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from autotune.errors import StoreError
 from autotune.ir.plan import Plan
 from autotune.measure import child
 from autotune.measure.child import Child
-from autotune.measure.messages import BatchSizeRequest, ChildError, EagerResultsRequest
+from autotune.measure.messages import BatchSizeRequest, ChildError, EagerResultsRequest, Failure, decode, encode
 from autotune.measure.numerics import find_expected_results
 from autotune.measure.spec import Spec
 from autotune.measure.survey import explain_eager_failure, explain_survey_failure
@@ -82,6 +83,37 @@ def test_a_child_that_hangs_before_it_reads_a_large_request_is_ended_at_the_time
         hanging.ask(EagerResultsRequest(Path("x" * 2**20)), 0.2)
     assert caught.value.outcome is Outcome.TIMEOUT
     assert not hanging.alive
+
+
+def test_the_end_of_a_large_log_is_read_alone(tmp_path: Path) -> None:
+    log = tmp_path / "child.log"
+    log.touch()
+    os.truncate(log, 2**26)  # of a model that prints
+    tracemalloc.start()
+    try:
+        error = ask_script("os.write(2, b'\\nlast words\\n')\nos._exit(3)", log)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert error.detail.endswith("last words")
+    assert peak_bytes < 2**24
+
+
+def test_an_error_arrives_though_the_disk_of_the_log_is_full(tmp_path: Path) -> None:
+    requests, replies = os.pipe(), os.pipe()
+    command = [sys.executable, "-P", "-m", "autotune.measure.worker.main"]
+    command += [str(number) for number in (os.getpid(), requests[0], replies[1])]
+    with Path("/dev/full").open("wb") as full:
+        process = subprocess.Popen(command, pass_fds=(requests[0], replies[1]), stderr=full)
+    for end in (requests[0], replies[1]):
+        os.close(end)
+    os.write(requests[1], encode(Spec(WorkloadRef("zoo"), tmp_path, scratch=tmp_path)) + encode(BatchSizeRequest()))
+    with os.fdopen(replies[0], "rb") as lines:
+        reply = decode(lines.readline())
+    os.close(requests[1])
+    process.wait(60)
+    assert isinstance(reply, Failure)
+    assert "no zoo workload" in reply.detail
 
 
 def test_a_full_disk_is_not_blamed_on_plain_pytorch() -> None:

@@ -82,3 +82,16 @@ def test_an_entry_is_called_by_its_name_or_its_workload(tmp_path: Path):
     path = tmp_path / "night.yaml"
     path.write_text("entries:\n  - workload: my/file.py:make\n  - {workload: gpt2, name: small}\n")
     assert [entry.key for entry in load_nightly_config(path).entries] == ["my-file-py-make", "small"]
+
+
+def test_the_seed_of_a_search_follows_from_the_entrys_and_the_name_of_the_night():
+    entry = load_nightly_config(COMMITTED).entries[0]
+
+    def seed(of_entry: int, night: str) -> int:
+        changed = entry.model_copy(update={"seed": of_entry})
+        return changed.search_config(90.0, Path("there"), night=night).seed
+
+    first, second = "2026-11-20_020000", "2026-11-21_020000"
+    assert seed(0, first) == seed(0, first), "a night that is resumed"
+    assert len({seed(0, first), seed(1, first), seed(0, second)}) == 3
+    assert seed(2**31 - 1, first) < 2**31

@@ -1,5 +1,6 @@
 """The nightly job on a device without noise, or with recorded noise: verdicts, causes, champions, and what survives."""
 
+import contextlib
 import itertools
 import json
 import signal
@@ -22,8 +23,11 @@ from autotune.errors import (
     StoreError,
     WorkerError,
 )
+from autotune.fleet.far_end.device_server import DeviceServer
+from autotune.fleet.messages import CallFailed, OpenDevice, PrepareCall, code_identity, decode_reply, encode_message
 from autotune.ir.plan import Plan
 from autotune.measure.device.conditions import MachineConditions
+from autotune.measure.messages import ChildError
 from autotune.nightly import parallel
 from autotune.nightly.conditions import collect_conditions
 from autotune.nightly.diagnosis import Cause, Conditions, diagnose
@@ -358,6 +362,12 @@ def test_the_search_is_seeded_from_the_champion_and_has_the_time_that_is_left(be
     assert config.plans == str(bench.home().plans)
 
 
+def test_each_night_searches_with_another_seed(bench: Bench):
+    bench.crown()
+    seeds = [config.seed for config in bench.search.configs]
+    assert len(set(seeds)) == len(seeds) == 4
+
+
 def test_a_search_that_finds_the_champion_or_nothing_faster_measures_nothing_more(bench: Bench):
     bench.crown()
     for finds, ratio in ((CHAMPION, 0.5), (CHALLENGER, 1.5), (None, 0.5)):
@@ -627,6 +637,32 @@ def test_a_device_that_cannot_be_used_or_a_process_that_is_killed_is_inconclusiv
     assert results.nights[0].detail == "n7 of class a100 runs autotune 0.0.1"
 
 
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_preparation_that_takes_too_long_is_inconclusive_for_a_champion(bench: Bench, monkeypatch, is_remote: bool):
+    def refuse() -> None:
+        raise CaptureError("chain took more than 600 s to capture") from ChildError(Outcome.TIMEOUT, "no answer")
+
+    @contextlib.contextmanager
+    def open_runner(request, report):
+        yield SimpleNamespace(prepare=refuse)
+
+    def refuse_far_away() -> None:
+        server = DeviceServer(open_runner)
+        server.answer(encode_message(OpenDevice(code_identity(), "a100", {})), print)
+        reply = decode_reply(server.answer(encode_message(PrepareCall()), print))
+        assert isinstance(reply, CallFailed)
+        raise reply.to_error("n7")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.runner, "prepare", refuse)
+        assert bench.night("n1").verdict is NightVerdict.FAILED, "without a champion it is a fault of the entry"
+    bench.crown()
+    monkeypatch.setattr(bench.runner, "prepare", refuse_far_away if is_remote else refuse)
+    results = bench.run("n9")
+    assert (results.nights[0].verdict, exit_code(results)) == (NightVerdict.INCONCLUSIVE, 5)
+    assert "chain took more than 600 s to capture" in results.nights[0].detail
+
+
 def test_one_bad_entry_does_not_end_the_night(bench: Bench):
     bench.search.finds = CHAMPION
 
@@ -744,6 +780,19 @@ def test_an_entry_whose_process_was_told_to_end_is_left_and_one_that_died_failed
         assert (night.verdict, night.detail) == (
             NightVerdict.FAILED, f"its process ended with exit code {code}; see {log}",
         )  # fmt: skip
+
+
+def test_an_entry_whose_process_is_killed_is_inconclusive_for_a_champion(bench: Bench, monkeypatch):
+    bench.crown()
+    clock = bench.runner.clock
+    monkeypatch.setattr(parallel, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=lambda seconds: None))
+    job = NightJob(
+        bench.options(), Path("night.yaml"), bench.open, bench.search, lambda night: None,
+        {None: 1}, lambda entry, entry_time: SimpleNamespace(poll=lambda: -signal.SIGKILL),
+    )  # fmt: skip
+    results = run_night(job, "n9")
+    assert (results.nights[0].verdict, exit_code(results)) == (NightVerdict.INCONCLUSIVE, 5)
+    assert planfile.read(bench.home().champion).plan == CHAMPION
 
 
 def test_a_regression_outranks_the_entries_that_are_left(bench: Bench):

@@ -39,6 +39,21 @@ def test_a_text_is_on_the_disk_before_it_replaces_another(tmp_path: Path, monkey
     assert path.read_text() == "newer"
 
 
+def test_two_containers_in_which_one_process_id_writes_one_file_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path, sync = tmp_path / "file", os.fsync
+
+    def write_meanwhile(number: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        write_text(path, "of the other one")
+
+    monkeypatch.setattr(os, "fsync", write_meanwhile)
+    write_text(path, "of this one")
+    assert path.read_text() == "of this one"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_link_keeps_its_place_and_the_file_that_it_names_gets_the_text(tmp_path: Path):
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to("real")

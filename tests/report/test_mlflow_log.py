@@ -456,6 +456,58 @@ def test_logging_again_adds_nothing_and_a_lost_child_is_added(logged):
     assert logged.children[0].info.status == "FINISHED"
 
 
+def test_a_run_of_the_users_below_a_study_that_is_logged_again_stays(logged):
+    parent = logged.parent.info.run_id
+    other = logged.client.create_run(logged.experiment.experiment_id, tags={"mlflow.parentRunId": parent}).info.run_id
+    try:
+        Tracker(logged.config, logged.run_dir).finish()
+        run = logged.client.get_run(other).info
+        assert (run.lifecycle_stage, run.status) == ("active", "RUNNING")
+    finally:
+        logged.client.delete_run(other)
+
+
+def test_only_the_children_whose_rank_changed_get_the_tag_of_the_best_trial_again(logged, monkeypatch):
+    from mlflow import MlflowClient
+
+    set_tag, keys = MlflowClient.set_tag, []
+
+    def record(client: MlflowClient, run: str, key: str, value: object) -> None:
+        keys.append(key)
+        set_tag(client, run, key, value)
+
+    summary = logged.run_dir / "study.json"
+    study = json.loads(summary.read_text())
+    Tracker(logged.config, logged.run_dir).finish()
+    monkeypatch.setattr(MlflowClient, "set_tag", record)
+    counts = []
+    for best in (study["best"], None, study["best"]):
+        summary.write_text(json.dumps({**study, "best": best}))
+        keys.clear()
+        Tracker(logged.config, logged.run_dir).finish()
+        counts.append(keys.count("autotune.best"))
+    assert counts == [0, 1, 1]
+
+
+def test_a_slow_store_gets_the_trials_when_the_search_ends_and_what_it_has_no_time_for_later(
+    logged, monkeypatch, capfd
+):
+    run_dir = logged.run_dir.parent / "slow"
+    with monkeypatch.context() as patch:
+        patch.setattr("autotune.report.mlflow_log.GRACE_SECONDS", 0.0)
+        patch.setattr("autotune.report.mlflow_log.SHARE", 0.0)
+        patch.setattr("autotune.report.tracking.allowance.TimeAllowance.elapsed", 0.0)
+        tracker = Tracker(logged.config, run_dir)
+        count = len(logged.tune(tracker, run_dir).trials)
+        assert tracker._log is None, "no request while the search runs"
+        assert capfd.readouterr().err.count("answers slowly") == 1
+        assert f"{count} of {count} trials are left" in tracker.finish()
+    assert logged.study("slow").info.status == "RUNNING"
+    assert Tracker(logged.config, run_dir).finish().startswith(f"{logged.experiment.name}: ")
+    assert len(logged.family("slow")) == 1 + count
+    assert logged.study("slow").info.status == "FINISHED"
+
+
 def test_what_is_logged_anew_is_what_is_shown_also_where_it_is_less(logged):
     study, table = (json.loads((logged.run_dir / name).read_text()) for name in ("study.json", "confirmed.json"))
     plan = next(plan for plan in table if plan["rounds"])

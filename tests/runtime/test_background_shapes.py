@@ -1,6 +1,9 @@
 """New batch shapes are captured and planned in another process, and the training process goes on with the same bits."""
 
+import io
+import os
 import pickle
+import queue
 import subprocess
 import sys
 import tempfile
@@ -18,6 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from autotune.capture.signature import ModelState, make_signature
 from autotune.capture.tracer import capture
 from autotune.errors import ConfigError
 from autotune.ir.costs import Costs
@@ -33,6 +37,7 @@ from autotune.runtime.shapes.background import Answer, BackgroundShapes, Job
 from autotune.runtime.shapes.program_change import ProgramChange, describe_change, dump
 from autotune.runtime.shapes.step_costs import StepCosts, scale_costs
 from autotune.runtime.train_step import TrainStep
+from autotune.workloads.batch import flatten_batch
 from autotune.workloads.workload import Workload
 from tests.support import waiting
 
@@ -320,13 +325,13 @@ def test_without_the_other_process_shapes_are_captured_here(captures: list[Any],
 
 
 @pytest.fixture
-def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], BackgroundShapes]:
+def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., BackgroundShapes]:
     """Starts a process that never reads a request; its copy of the workload lies in `tmp_path`."""
     start = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda _, **options: start(["sleep", "30"], **options))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     first: Any = SimpleNamespace(graph=SimpleNamespace(digest=""))
-    return lambda: BackgroundShapes(first, first, make(), None, {}, gradients=False)
+    return lambda workload=None: BackgroundShapes(first, first, workload or make(), None, {}, gradients=False)
 
 
 def test_a_large_request_does_not_wait_for_a_process_that_reads_none(idle: Callable[[], BackgroundShapes]):
@@ -334,6 +339,57 @@ def test_a_large_request_does_not_wait_for_a_process_that_reads_none(idle: Calla
     assert background.take(call, torch.zeros(1 << 20)) is None
     assert time.monotonic() - begin < 10
     background.close()
+
+
+def test_the_other_process_gets_the_bytes_of_a_batch_and_not_of_the_data_around_it(
+    idle: Callable[..., BackgroundShapes], tmp_path: Path
+):
+    workload = make()
+    workload.batch = torch.zeros(1 << 20, 6)[:8], workload.batch[1]
+    background, call = idle(workload), Any
+    assert sum(path.stat().st_size for path in tmp_path.rglob("workload")) in range(1, 1_000_000)
+    background._requests = queue.SimpleQueue()  # a thread empties the first one
+    data = torch.arange(1 << 20).reshape(-1, 4)
+    rows = data[5:9]
+    whole = {"rows": rows, "again": rows, "columns": data[2:6, 1:3]}
+    assert background.take(call, whole) is None
+    message = background._requests.get_nowait()
+    assert message is not None
+    assert len(message) < 10_000
+    sent = pickle.loads(pickle.loads(message)[1])
+    assert sent["rows"] is sent["again"]
+    for name, tensor in whole.items():
+        assert torch.equal(sent[name], tensor)
+        assert sent[name].stride() == tensor.stride()
+    background.close()
+
+
+def test_a_forked_process_captures_its_shapes_itself(
+    idle: Callable[[], BackgroundShapes], monkeypatch: pytest.MonkeyPatch
+):
+    background = idle()
+    call = make_signature(flatten_batch(batch(5)), ModelState(0, (), has_parameter_hooks=False), "")
+    background._first_call = call
+    assert background.serves(call)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: -1)
+        assert not background.serves(call)
+    background.close()
+
+
+def test_a_batch_that_the_other_process_cannot_load_is_answered_and_the_next_one_is_planned():
+    workload = make()
+    job = Job(Path(), "", False, capture(workload).graph.digest, None, {})
+    absent = b"c__main__\nAbsentBatch\n."  # a batch of a class of the training script
+    requests = [(0, absent), (1, pickle.dumps(batch(5)))]
+    answers = io.BytesIO()
+    background_worker.serve(job, workload, io.BytesIO(b"".join(map(pickle.dumps, requests))), answers)
+    answers.seek(0)
+    first, second = pickle.load(answers), pickle.load(answers)
+    assert first.change is None
+    assert "AbsentBatch" in first.reason
+    assert second.change is not None
+    assert second.plan is not None
 
 
 def test_a_process_that_writes_something_else_is_given_up_and_not_waited_for(idle: Callable[[], BackgroundShapes]):

@@ -1,7 +1,9 @@
 """State around a step that a training loop changes between steps, or that a failed step leaves behind."""
 
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,15 +14,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from autotune.capture.optimizers.optimizer_probe import probe
 from autotune.capture.tracer import capture
-from autotune.errors import CaptureError, PlanError
+from autotune.errors import CaptureError, PlanError, StoreError
 from autotune.ir.costs import Costs, StoreCost
 from autotune.ir.graph import Role
 from autotune.ir.plan import Plan
 from autotune.planners import make_plan
+from autotune.planners.offload.window import OffloadWindow
+from autotune.runtime.offload.engine import OffloadEngine
+from autotune.runtime.shapes.buckets import Buckets
+from autotune.runtime.step_cache import StepCache
+from autotune.runtime.stores import SwapStore, open_store
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.workload import Workload
-from tests.support.eager import eager_step
-from tests.support.small import make
+from tests.support.eager import eager_step, tensors, worst_difference
+from tests.support.small import labelled_loss, make
 
 
 class Attention(nn.Module):
@@ -273,3 +280,144 @@ def test_a_fused_optimizer_has_the_same_graph_before_and_after_its_first_step(ki
     for _ in range(2):
         with TrainStep(model, mse, optimizer, rows(8), plan) as step:
             step(rows(8))
+
+
+def offloading(directory: Path, ranges: Any = None) -> tuple[TrainStep, Workload, Workload]:
+    """Return a step that offloads weights and state, its workload, and a twin for eager."""
+
+    def deep() -> nn.Module:
+        return nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.Tanh())), nn.Linear(8, 4))
+
+    workload, twin = make(deep, (64, 8)), make(deep, (64, 8))
+    graph = capture(workload).graph
+    unit = Costs.unit(graph)
+    costs = Costs(unit.seconds, unit.scratch_bytes, {"ssd": StoreCost(1e9, 1e9, 5e8, 5e8)})
+    plan = OffloadWindow(1, what="all").plan(graph, Plan.traced(graph), 0, costs)
+    assert {Role.PARAM, Role.STATE} <= {graph.values[swap.value].role for swap in plan.offload}
+    arguments = workload.model, workload.loss_fn, workload.optimizer, workload.batch
+    return TrainStep(*arguments, plan, stores={"ssd": directory}, ranges=ranges), workload, twin
+
+
+def all_in_memory(workload: Workload) -> bool:
+    return all(tensor.untyped_storage().nbytes() > 0 for tensor in tensors(workload).values())
+
+
+@pytest.mark.parametrize("then", ["nothing", "suspend", "close"])
+def test_weights_of_a_failed_step_return_although_interrupts_end_their_return(
+    then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fails = False
+
+    def open_range(name: str) -> AbstractContextManager[None]:
+        if fails and not all_in_memory(workload):
+            raise KeyboardInterrupt(name)
+        return nullcontext()
+
+    step, workload, twin = offloading(tmp_path, open_range)
+    interrupts, abort = [1 if then == "nothing" else 2], OffloadEngine.abort
+
+    def abort_later(engine: OffloadEngine) -> None:
+        interrupts[0] -= 1
+        if interrupts[0] >= 0:
+            raise KeyboardInterrupt  # as a signal's handler does before the first instruction
+        abort(engine)
+
+    with step:
+        assert torch.equal(step(workload.batch), eager_step(twin)[0])
+        saved = {name: tensor.clone() for name, tensor in tensors(workload).items()}
+        fails = True
+        with monkeypatch.context() as patch:
+            patch.setattr(OffloadEngine, "abort", abort_later)
+            with pytest.raises(KeyboardInterrupt):
+                step(workload.batch)
+        fails = False
+        assert all_in_memory(workload) == (then == "nothing")
+        if then == "suspend":
+            step._selector.last.suspend()
+        elif then == "close":
+            step.close()
+        assert all_in_memory(workload)
+        assert worst_difference(tensors(workload), saved) == 0.0
+        if then != "close":
+            assert torch.equal(step(workload.batch), eager_step(twin)[0])
+
+
+def test_a_store_whose_closing_is_interrupted_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    step, workload, twin = offloading(tmp_path)
+    with step:
+        assert torch.equal(step(workload.batch), eager_step(twin)[0])
+        store = step._selector.last.store
+        assert store is not None
+        close = store.close
+
+        def interrupted() -> None:
+            close()
+            raise KeyboardInterrupt  # of a handler that ran while the store waited for its threads
+
+        monkeypatch.setattr(store, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            step._selector.last.suspend()
+        assert torch.equal(step(workload.batch), eager_step(twin)[0])
+
+
+@pytest.mark.parametrize("problem", ["weight", "size"])
+def test_a_failed_construction_leaves_no_store_open(problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    step, workload, _ = offloading(tmp_path)
+    step.close()
+    opened: list[SwapStore] = []
+
+    def record(*arguments: Any) -> SwapStore:
+        opened.append(open_store(*arguments))
+        return opened[-1]
+
+    def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+        if len(batch[0]) == 3:
+            raise ZeroDivisionError("three rows")
+        return labelled_loss(model, batch)
+
+    monkeypatch.setattr("autotune.runtime.prepared_step.open_store", record)
+    model = workload.model
+    buckets: Buckets | None = None
+    if problem == "weight":  # all weights become parts of one block
+        flat = nn.utils.parameters_to_vector(model.parameters()).detach()
+        nn.utils.vector_to_parameters(flat, model.parameters())
+    else:
+        buckets = Buckets([3, 64], pad={0: 0, 1: -100}, dim=0)
+    with pytest.raises((PlanError, ZeroDivisionError), match=r"shares its memory|three rows") as caught:
+        TrainStep(
+            model, loss_fn, workload.optimizer, workload.batch, step.plan, stores={"ssd": tmp_path}, buckets=buckets
+        )
+    assert caught.traceback  # it is alive, as in a notebook
+    with pytest.raises(StoreError, match="ssd store is closed"):
+        opened[0].put(0, torch.zeros(1))
+
+
+def test_steps_behind_one_that_cannot_be_closed_are_closed_too():
+    closed: list[str] = []
+
+    def lose() -> None:
+        raise StoreError("a weight is lost")
+
+    steps: Any = SimpleNamespace(close=lose), SimpleNamespace(close=lambda: closed.append("second"))
+    keys: Any = "first", "second"
+    cache = StepCache(trains=True)
+    for key, step in zip(keys, steps, strict=True):
+        cache.add(key, step)
+    with pytest.raises(StoreError, match="a weight is lost"):
+        cache.close()
+    assert closed == ["second"]
+
+
+def test_a_step_that_is_closed_while_it_runs_keeps_what_waits_for_its_end() -> None:
+    workload, ended = attention(), list[str]()
+    with TrainStep(workload.model, workload.loss_fn, workload.optimizer, workload.batch) as step:
+        prepared = step._selector.last
+        executor = prepared.executor
+        executor.at_end = lambda: ended.append("handler of another signal")
+        executor.is_running = True
+        prepared.close()
+        assert ended == []
+        executor.is_running = False
+        assert executor.at_end is not None
+        executor.at_end()
+        assert ended == ["handler of another signal"]

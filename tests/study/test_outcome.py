@@ -66,6 +66,13 @@ def test_with_a_store_at_hand_none_is_asked_for():
     assert "--store" not in str(prove_infeasible(CONFIG, rules(0), GRAPH, stored))
 
 
+def test_a_recorded_run_is_not_tried_again_with_another_budget_under_its_name():
+    error = prove_infeasible(CONFIG, rules(18 + 19), GRAPH, COSTS, is_recorded=True)
+    assert "Raise --budget to step:1MiB or more under another --name, or allow --store ssd=DIR" in str(error)
+    over = trial(2, charged=303 * 2**20, outcome=Outcome.OVER_BUDGET)
+    assert "or more under another --name" in said(over)
+
+
 def test_on_a_gpu_the_store_of_host_memory_is_asked_for():
     error = prove_infeasible(CONFIG.model_copy(update={"device": "cuda"}), rules(18 + 19), GRAPH, COSTS)
     assert str(error).endswith("or allow --store host=DIR")

@@ -345,6 +345,7 @@ def test_importing_what_the_command_line_needs_loads_nothing_heavy_and_light_nam
     modules = (
         "autotune",
         "autotune.cli.main",
+        "autotune.cli.commands.layout",
         "autotune.planners",
         "autotune.records.trial",
         "autotune.records.plan_file",

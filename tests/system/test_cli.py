@@ -438,6 +438,16 @@ def test_probe_writes_a_profile_under_its_silicon_or_where_it_is_told(
     assert device_profile.read(here / "mine.json") == PROFILE
 
 
+def test_a_place_that_cannot_hold_the_profile_is_refused_before_the_device_is_measured(
+    here: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    (here / "runs").touch()
+    monkeypatch.setattr("autotune.measure.device.probe.probe", lambda *_: pytest.fail("measured"))
+    code, _, err = run("device", "probe")
+    assert code == 2
+    assert "runs: Not a directory; a part of the path is a file" in err
+
+
 def test_diff_is_a_table_of_what_can_be_told_apart_and_counts_the_rest(
     here: Path, run: Callable[..., tuple[int, str, str]]
 ) -> None:
@@ -927,6 +937,10 @@ def test_a_plan_that_was_not_measured_again_is_marked_as_such(
     assert code == 0, err
     note = "the search ended before its plan was re-measured beside plain eager; go on with: autotune resume runs/one"
     assert f"note    {note} --time 5m" in out.splitlines()
+    monkeypatch.setattr("autotune.study.outcome.describe_disturbance", lambda trials: "1 of 1 measurements")
+    code, out, err = run("tune", few_planners, "--trials", "4", "--name", "two")
+    assert "tune under another --name" in out
+    assert note not in out.replace("runs/two", "runs/one")
 
 
 @pytest.mark.usefixtures("fake_device")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import autotune
 from autotune.cli import main as cli
 from autotune.report import charts
 from autotune.study.verdicts.statistics import median_interval
@@ -140,6 +141,14 @@ def test_a_page_of_figures_is_up_to_date_but_for_commits_and_dates(name: str):
         return re.sub(r"\| [\w ]+ \| (\d{4}-\d\d-\d\d|not recorded) \|$", "|", text, flags=re.MULTILINE)
 
     assert figures((ROOT / "docs" / name).read_text()) == figures(generate.PAGES[name]()), "run python -m docs.generate"
+
+
+def test_every_file_that_an_example_of_the_api_names_is_shown_before_the_first_example():
+    shown, _, _ = generate.api_page().partition("\n::: ")
+    texts = [getattr(autotune, name).__doc__ or "" for name in autotune.__all__]
+    named = {file for text in texts for file in re.findall(r'"(\w+\.py):\w+"', text)}
+    assert named == set(re.findall(r'^```python title="(.+?)"$', shown, re.MULTILINE))
+    assert named
 
 
 def test_every_benchmark_on_the_page_of_results_has_a_table_or_names_its_files():

@@ -1,6 +1,7 @@
 """Files and arguments that are wrong, damaged or hostile: exit code 2 with one line, one JSON document, no command to a terminal."""
 
 import errno
+import io
 import json
 import os
 import re
@@ -144,6 +145,14 @@ def test_a_name_beyond_ascii_is_read_in_the_c_locale(here: Path) -> None:
     assert "modèle/日本.py:f" in done.stdout.decode()
 
 
+def test_an_answer_names_a_path_that_is_not_utf_8(here: Path, run: Run) -> None:
+    (here / "x.csv").write_text("id,lower,upper,size\n1,0,2,8\n", encoding="utf-8")
+    code, out, err = run("layout", "x.csv", "-o", "caf\udce9.csv")
+    assert code == 0, err
+    assert "offsets    caf" in out
+    assert (here / "caf\udce9.csv").exists()
+
+
 def test_every_text_file_of_the_project_is_read_and_written_as_utf_8() -> None:
     calls = re.compile(r"\.(?:read_text\(\)|write_text\((?![^\n]*encoding)[^\n]*\)$)", re.MULTILINE)
     sources = [path for folder in ("autotune", "experiments", "dashboards") for path in (ROOT / folder).rglob("*.py")]
@@ -198,6 +207,21 @@ def test_an_internal_error_is_a_document_too(run: Run, monkeypatch: pytest.Monke
     monkeypatch.setattr("autotune.cli.commands.show.run", fail)
     code, out, _ = run("show", "x.json", "--json")
     assert (code, json.loads(out)["error"]["class"]) == (1, "KeyError")
+
+
+class _UnreadStream(io.StringIO):
+    """Standard error whose reader is gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+def test_the_document_of_an_error_is_printed_where_nobody_reads_standard_error(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", _UnreadStream())
+    code, out, _ = run("show", "no.json", "--json")
+    assert (code, json.loads(out)["error"]["class"]) == (2, "ConfigError")
 
 
 # -- terminals -----------------------------------------------------------------------------------------------------

@@ -58,3 +58,11 @@ def test_a_factory_without_a_usable_one_is_refused(reference: str, arguments: di
 def test_the_usual_names_are_the_documented_ones():
     guide = (Path(__file__).parents[2] / "docs" / "guides" / "batch-size.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in guide for name in USUAL_NAMES)
+
+
+@pytest.mark.usefixtures("factories")
+def test_a_file_that_changes_the_working_directory_moves_no_path_of_this_process():
+    Path("moving.py").write_text("import os\nos.chdir('/')\ndef make(batch=3): ...\n", encoding="utf-8")
+    place = Path.cwd()
+    assert find_batch_argument("moving.py:make", {}).size == 3
+    assert Path.cwd() == place

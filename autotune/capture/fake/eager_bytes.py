@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autotune.capture.fake.fake_workload import fake_tensors
 from autotune.capture.optimizers.loop_updates import MAX_NORM
 from autotune.errors import ConfigError
-from autotune.workloads.batch import batch_tensors
+from autotune.workloads.batch import batch_tensors, spans_of_storages
 from autotune.workloads.factory import load_workload
 from autotune.workloads.workload import Workload, infer, select_loss
 
@@ -45,8 +45,14 @@ class LiveBytesCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Count the storages of all tensors in a nested structure, each storage once as long as it is alive."""
         for tensor in pytree.tree_leaves(tensors):
             if isinstance(tensor, torch.Tensor):
-                self._count_storage(tensor.untyped_storage())
+                self._count_storage(tensor.untyped_storage(), tensor.untyped_storage().nbytes())
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def count_batch(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Count what the tensors of a batch span of their storages: a slice of a data set counts alone."""
+        spans = spans_of_storages(tensors)
+        for tensor in tensors:
+            self._count_storage(tensor.untyped_storage(), spans[tensor.untyped_storage()._cdata])
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -58,8 +64,8 @@ class LiveBytesCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.count(results)
         return results
 
-    def _count_storage(self, storage: torch.UntypedStorage) -> None:
-        key, nbytes = id(storage), storage.nbytes()
+    def _count_storage(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        key = id(storage)
         if key in self._storages and self._storages[key]() is storage:
             return
 
@@ -77,9 +83,8 @@ def count_eager_bytes(workload: Workload) -> int:
     """
     counter = LiveBytesCounter()
     state = workload.optimizer.state if workload.optimizer is not None else {}
-    counter.count([
-        list(workload.model.parameters()), list(workload.model.buffers()), batch_tensors(workload.batch), list(state.values()),
-    ])  # fmt: skip
+    counter.count([list(workload.model.parameters()), list(workload.model.buffers()), list(state.values())])
+    counter.count_batch(batch_tensors(workload.batch))
     with counter:
         _run_step(workload, counter)
         counter.peak_bytes = counter.live_bytes

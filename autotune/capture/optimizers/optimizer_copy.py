@@ -220,8 +220,13 @@ def is_plain(item: Any) -> bool:
 
 def object_fields(item: Any) -> list[tuple[str, Any]]:
     """Return the attributes and slots of a plain object, by name."""
-    slots = [name for kind in type(item).__mro__ for name in _slots(kind) if hasattr(item, name)]
+    slots = [name for name in slot_names(item) if hasattr(item, name)]
     return [*getattr(item, "__dict__", {}).items(), *((name, getattr(item, name)) for name in slots)]
+
+
+def slot_names(item: Any) -> list[str]:
+    """Return the names in the `__slots__` of an object's classes."""
+    return [name for kind in type(item).__mro__ for name in _slots(kind)]
 
 
 def _is_stateless_function(item: Any) -> bool:

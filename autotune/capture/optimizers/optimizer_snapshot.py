@@ -4,7 +4,13 @@ from typing import Any
 
 import torch
 
-from autotune.capture.optimizers.optimizer_copy import HOOKS, collect_parameters, iter_mutable_objects
+from autotune.capture.optimizers.optimizer_copy import (
+    HOOKS,
+    collect_parameters,
+    iter_mutable_objects,
+    object_fields,
+    slot_names,
+)
 
 
 class OptimizerSnapshot:
@@ -36,7 +42,7 @@ def _copy_content(item: Any) -> Any:
             return item.get_state()
         case dict() | set() | list():
             return item.copy()
-    return {key: part for key, part in vars(item).items() if key not in HOOKS}
+    return {key: part for key, part in object_fields(item) if key not in HOOKS}
 
 
 def _fill(item: Any, content: Any) -> None:
@@ -49,7 +55,19 @@ def _fill(item: Any, content: Any) -> None:
         case list():
             item[:] = content
         case _:
-            attributes = vars(item)
-            for key in [key for key in attributes if key not in content and key not in HOOKS]:
-                del attributes[key]
-            attributes.update(content)
+            _fill_fields(item, content)
+
+
+def _fill_fields(item: Any, content: dict[str, Any]) -> None:
+    attributes: dict[str, Any] = getattr(item, "__dict__", {})  # a class with slots may have none
+    slots = slot_names(item)
+    for key in [key for key, _ in object_fields(item) if key not in content and key not in HOOKS]:
+        if key in attributes:
+            del attributes[key]
+        else:
+            object.__delattr__(item, key)
+    for key, part in content.items():
+        if key in slots:
+            object.__setattr__(item, key, part)
+        else:
+            attributes[key] = part

@@ -1,8 +1,8 @@
 """Check before a step that the Python values which its capture read are unchanged."""
 
 import re
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,20 @@ class Sources:
     def delete(self, name: str) -> None:
         """Delete the attribute or the item that an expression names."""
         exec(f"del {name}", self._scope, {"L": {"self": self.step}})
+
+    @contextmanager
+    def assigned(self, name: str, value: Any) -> Iterator[None]:
+        """Assign to an expression within a block; an attribute or item that did not exist is deleted afterwards."""
+        exists = self.exists(name)
+        before = self.value(name) if exists else None
+        self.assign(name, value)
+        try:
+            yield
+        finally:
+            if exists:
+                self.assign(name, before)
+            else:
+                self.delete(name)
 
     def spell(self, name: str) -> str:
         """Return an expression as the user's code has it: `model.beta`, `weights['kl']`."""

@@ -233,7 +233,7 @@ def refuse_read_side_effects(traced: TracedReads, retrace: Retrace) -> tuple[Sid
     """
     unread = []
     for effect in traced.side_effects:
-        if _is_as_before(effect, traced.sources):
+        if _is_as_before(effect, traced):
             continue
         if _is_read(effect, traced, retrace):
             raise CaptureError(_refusal(effect, traced.sources))
@@ -250,7 +250,7 @@ def _refuse_read_attributes(effects: list[SideEffect], traced: TracedReads, retr
         return
     with ExitStack() as stack:
         for effect in made:
-            stack.enter_context(_create(traced.sources, effect.source, effect.after))
+            stack.enter_context(traced.sources.assigned(effect.source, effect.after))
         if retrace(frozenset()).text != traced.text:
             raise CaptureError(_refusal(made[0], traced.sources))
 
@@ -267,9 +267,22 @@ def _is_read(effect: SideEffect, traced: TracedReads, retrace: Retrace) -> bool:
     if type(effect.after) not in (int, float) or not traced.sources.exists(name):
         return True
     # `self.calls += 1` reads what it assigns: with a symbol in its place a use by anything else shows
-    with _assign(traced.sources, name, effect.after + 7):
+    with traced.sources.assigned(name, effect.after + 7):
         again = retrace(frozenset((name,)))
     return name in again.read or name in again.constants or again.branches
+
+
+def is_count(effect: SideEffect, traced: TracedReads) -> bool:
+    """Return whether an effect that the step does not read advances a number, as a count of calls.
+
+    The step reads the number before, and as it is unread, for its own update alone. Caches of libraries are no such
+    numbers: those are assigned without being read, decide a branch, or replace None.
+    """
+    is_number = not effect.container and type(effect.after) in (int, float) and effect.source in traced.conditions
+    if not is_number or not traced.sources.exists(effect.source):
+        return False
+    before = traced.sources.value(effect.source)
+    return type(before) in (int, float) and bool(before != effect.after)
 
 
 def changed_sources(effects: Iterable[SideEffect], sources: Sources) -> tuple[frozenset[str], frozenset[str]]:
@@ -356,11 +369,17 @@ def _changed_numbers(before: Any, after: Any) -> dict[int | str, int | float]:
     return {key: content[key] for key in changed if type(key) in (int, str) and type(content.get(key)) in (int, float)}
 
 
-def _is_as_before(effect: SideEffect, sources: Sources) -> bool:
-    """Return whether a container ends as it began, such as one that is filled and cleared in every step."""
-    if not effect.container or not sources.exists(effect.source):
+def _is_as_before(effect: SideEffect, traced: TracedReads) -> bool:
+    """Return whether the step ends with what it began with, as a flag that it sets and resets.
+
+    An attribute is guarded as well: where another value precedes the step, the step is captured again.
+    """
+    if not traced.sources.exists(effect.source):
         return False
-    before = sources.value(effect.source)
+    before = traced.sources.value(effect.source)
+    if not effect.container:
+        is_plain = type(effect.after) in (bool, int, str)
+        return is_plain and effect.source in traced.conditions and is_same(before, effect.after)
     return (not effect.after and not before) or is_same(before, effect.after)
 
 
@@ -370,25 +389,6 @@ def _refusal(effect: SideEffect, sources: Sources) -> str:
         "keep its content in a buffer and change that in place" if effect.container else suggest_fix(name, effect.after)
     )
     return describe_change(name, effect.line, fix)
-
-
-@contextmanager
-def _assign(sources: Sources, name: str, value: Any) -> Iterator[None]:
-    before = sources.value(name)
-    sources.assign(name, value)
-    try:
-        yield
-    finally:
-        sources.assign(name, before)
-
-
-@contextmanager
-def _create(sources: Sources, name: str, value: Any) -> Iterator[None]:
-    sources.assign(name, value)
-    try:
-        yield
-    finally:
-        sources.delete(name)
 
 
 def _contains_unknown(content: Any) -> bool:

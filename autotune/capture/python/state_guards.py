@@ -29,6 +29,9 @@ _SIMPLE = (
 _BUFFERS = (array.array, bytearray, ctypes.Array, ctypes.Structure)
 """Types of memory that other code may write, such as that of `multiprocessing.Array`; compared by their bytes."""
 
+_CHANGING = ("container", "array", "any", "buffer", "tensor")
+"""Kinds of parts that may change and stay the same object: a tensor gets another shape by an assignment to `.data`."""
+
 
 class StateGuards:
     """Conditions on the values that a step read. While they hold, its recorded ops compute the user's step.
@@ -192,7 +195,7 @@ class Frozen:
 
     def _quick_check(self, current: Any) -> Callable[[Any], bool]:
         """Return a function that compares the parts of a container by identity first."""
-        if self.kind != "container" or any(part.kind in ("container", "array", "any", "buffer") for part in self.parts):
+        if self.kind != "container" or any(part.kind in _CHANGING for part in self.parts):
             return self.matches
         kind = type(current)
         if kind in (dict, OrderedDict):

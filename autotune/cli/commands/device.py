@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from autotune.cli.output import answer_stream, check_file_place, print_json, print_note
+from autotune.cli.output import answer_stream, print_json, print_note
 from autotune.errors import ConfigError, nearest
 from autotune.fleet.local import check_store_directories
 from autotune.measure.device import profile as device_profile
@@ -11,6 +11,7 @@ from autotune.measure.device.diff import Difference, differences
 from autotune.measure.device.this_device import this_device
 from autotune.records.config import StoreName
 from autotune.records.json_codec import to_json
+from autotune.records.run_dir import check_file_place
 from autotune.units import fmt_bytes, fmt_seconds
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ def probe(kind: str, stores: dict[str, str], out: Path | None, *, json: bool) ->
             raise ConfigError(f"--store {name}: no such store{nearest(name, get_args(StoreName))}")
     directories = {name: Path(directory) for name, directory in stores.items()}
     check_store_directories(directories)
-    this_device(kind)  # an unknown device is refused before anything slow starts
-    check_file_place(out)
+    device = this_device(kind)  # an unknown device is refused before anything slow starts
+    check_file_place(out or device_profile.profile_path(Path("runs"), device))
     with answer_stream() as answer:
         print_note("measuring this device: about ten seconds, and up to twenty for each store")
         from autotune.measure.device.probe import probe as measure

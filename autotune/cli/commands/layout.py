@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from autotune.cli.output import answer_stream, check_file_place, print_json
+from autotune.cli.output import answer_stream, print_json
 from autotune.errors import InfeasibleError
+from autotune.records.run_dir import check_file_place
 from autotune.study.offline.file_layout import FileLayout, lay_out_file
 from autotune.units import fmt_seconds, parse_bytes
 

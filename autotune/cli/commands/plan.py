@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.api.launch import plan_batch_size, survey
-from autotune.cli.output import answer_stream, check_file_place, print_json, print_note
+from autotune.cli.output import answer_stream, print_json, print_note
 from autotune.errors import ConfigError
 from autotune.records import plan_file as planfile
 from autotune.records.config import BATCH_OBJECTIVES
 from autotune.records.json_codec import to_json
+from autotune.records.run_dir import check_file_place
 from autotune.study.plan_by_estimate import make_plan_file, refuse_front
 from autotune.units import fmt_seconds
 

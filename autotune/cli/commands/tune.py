@@ -56,7 +56,8 @@ def _print_result(result: "StudyResult", config: "Config", out: IO[str], *, json
                 out.write(f"        beside other work {advice}\n")
         if result.ended:
             out.write(f"search  ended: {result.ended}\n")
-        if result.best is not None and all(plan.status is ConfirmationStatus.FAILED for plan in result.confirmed):
+        unconfirmed = all(plan.status is ConfirmationStatus.FAILED for plan in result.confirmed)
+        if result.best is not None and unconfirmed and not disturbed:  # a disturbed study is not worth going on with
             out.write(
                 "note    the search ended before its plan was re-measured beside plain eager; "
                 f"go on with: {command} --time 5m\n"

@@ -22,6 +22,7 @@ from autotune.fleet.messages import (
     Renewed,
     decode_call,
     encode_message,
+    is_timeout,
 )
 from autotune.fleet.node import read_node_facts
 from autotune.measure.device.conditions import MachineConditions
@@ -59,7 +60,7 @@ class DeviceServer:
             if not isinstance(error, AutotuneError):
                 traceback.print_exc()
             trace = "".join(traceback.format_exception(error)).strip()
-            return encode_message(CallFailed(type(error).__name__, f"{error}", trace))
+            return encode_message(CallFailed(type(error).__name__, f"{error}", trace, is_timeout(error)))
 
     def close(self) -> None:
         """End the runner with all its processes."""

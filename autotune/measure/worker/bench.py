@@ -213,6 +213,8 @@ class Bench:
             return TimingBegin()
         self.stop_timing()
         self._eager.restore()
+        if self._gpu is None and self._spec.limit_bytes is not None:  # addresses of earlier arenas take no room
+            limit_data(self._spec.limit_bytes, self._meter().now_bytes())
         floor_bytes = 0 if plan is None else self._floor_bytes()
         timing = self._timing = _Timing(plan, self._eager.step, rests=rests)
         if plan is None:
@@ -274,10 +276,8 @@ class Bench:
         timing.stack.close()
         floor_bytes = self._floor_bytes()
         self.stop_timing()
-        if verify and timing.arena is not None:
-            assert timing.plan is not None
-            if mismatch := self._arena_mismatch(timing.plan):
-                return TimingEnd(floor_bytes, mismatch)
+        if verify and timing.arena and timing.plan and (mismatch := self._arena_mismatch(timing.plan)):
+            return TimingEnd(floor_bytes, mismatch)
         self._eager.forget()
         return TimingEnd(floor_bytes)
 
@@ -309,7 +309,7 @@ class Bench:
 
     def _arena_mismatch(self, plan: Plan) -> str:
         """Return the name of a result that differs between arena and malloc after four steps; empty if none does."""
-        in_arena = self._digests(plan, StepArena())
+        in_arena = self._digests(plan, self._plans.arena(plan))
         with malloc.eager_release():  # a limit that the arena keeps must not be exceeded by memory that malloc retains
             on_malloc = self._digests(plan, None)
         return next((name for name in in_arena if in_arena[name] != on_malloc.get(name)), "")

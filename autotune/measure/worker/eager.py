@@ -25,7 +25,7 @@ from autotune.measure.worker.reference import Reference, Writer
 from autotune.runtime import malloc
 from autotune.runtime.update_cycle import UpdateCycle
 from autotune.runtime.verification.snapshot import named_buffers, named_parameters
-from autotune.workloads.batch import batch_tensors, map_batch
+from autotune.workloads.batch import batch_tensors, map_batch, spans_of_storages
 from autotune.workloads.factory import load_workload
 from autotune.workloads.memory_format import available_formats, convert_batch, convert_model
 from autotune.workloads.reference import LIVE_SUFFIX
@@ -130,15 +130,24 @@ class EagerWorkload:
 
     def static_tensors(self) -> list[torch.Tensor]:
         """Return the tensors of the device that are live between two steps."""
-        tensors = [*(tensor for _, tensor in self.named_tensors()), *self.batch()]
-        if self.workload.optimizer is not None:  # inner optimizers and slow weights, too
-            tensors += collect_state_tensors(self.workload.optimizer)
-        return [tensor for tensor in tensors if tensor.device.type == self._spec.device_kind]
+        return [t for t in [*self._state_tensors(), *self.batch()] if t.device.type == self._spec.device_kind]
 
     def static_bytes(self) -> int:
-        """Return the bytes of everything that is live between two steps."""
-        storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in self.static_tensors()}
-        return sum(allocated_bytes(storage.nbytes(), self._spec.device_kind) for storage in storages.values())
+        """Return the bytes of the device that are live between two steps.
+
+        Of a batch that is a slice of a data set, the slice counts: the rest is memory of the process, as in the graph.
+        """
+        kind = self._spec.device_kind
+        spans = spans_of_storages(tensor for tensor in self.batch() if tensor.device.type == kind)
+        state = [tensor.untyped_storage() for tensor in self._state_tensors() if tensor.device.type == kind]
+        spans |= {storage._cdata: storage.nbytes() for storage in state}
+        return sum(allocated_bytes(nbytes, kind) for nbytes in spans.values())
+
+    def _state_tensors(self) -> list[torch.Tensor]:
+        tensors = [tensor for _, tensor in self.named_tensors()]
+        if self.workload.optimizer is not None:  # inner optimizers and slow weights, too
+            tensors += collect_state_tensors(self.workload.optimizer)
+        return tensors
 
     def restore(self, *, releases: bool = True) -> None:
         """Restore parameters, buffers, optimizer and generators to their state after the factory.
@@ -237,10 +246,20 @@ class EagerWorkload:
 
 
 def shifted(leaf: torch.Tensor, by: int) -> torch.Tensor:
-    """Return another batch of the same shape, so that a step which remembers the first one's data is detected."""
-    if not leaf.ndim or not by:
+    """Return another batch of the same shape, so that a step which remembers the first one's data is detected.
+
+    Offsets stay as they are: an embedding bag refuses them in another order.
+    """
+    if not leaf.ndim or not by or _are_offsets(leaf):
         return leaf
     return torch.empty_like(leaf).copy_(leaf.roll(by, 0))
+
+
+def _are_offsets(leaf: torch.Tensor) -> bool:
+    """Return True for rising integers from 0 on, which may be where the parts of another tensor begin."""
+    if leaf.ndim != 1 or leaf.dtype not in (torch.int32, torch.int64) or not len(leaf):
+        return False
+    return not leaf[0].item() and bool((leaf[1:] >= leaf[:-1]).all())
 
 
 def detached_tensors(result: Any) -> list[torch.Tensor]:

@@ -12,6 +12,7 @@ import traceback
 from functools import partial
 from typing import IO, TYPE_CHECKING, assert_never
 
+from autotune.errors import AutotuneError
 from autotune.measure.limits import classify_error
 from autotune.measure.messages import (
     BatchSizeRequest,
@@ -64,7 +65,8 @@ def main() -> None:
                 with bench.awake(parks=not (isinstance(request, TimeBlock) and not request.rests)):
                     reply = answer(bench, request)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's model may raise anything, and it must reach the coordinator
-                traceback.print_exc()
+                with contextlib.suppress(Exception):  # the log may be on a full disk, and the user may have closed it
+                    traceback.print_exc()
                 reply = _failure(error)
             _send(replies, reply)
 
@@ -117,9 +119,19 @@ def _send(replies: IO[bytes], reply: Reply) -> None:
 def _failure(error: BaseException) -> Failure:
     lines = str(error).strip().splitlines()
     name = type(error).__name__
-    return Failure(
-        classify_error(error), lines[0] if lines else name, name, "".join(traceback.format_exception(error)).strip()
-    )
+    place = "" if isinstance(error, AutotuneError) else _locate(error)  # their messages name the line where it helps
+    trace = "".join(traceback.format_exception(error)).strip()
+    return Failure(classify_error(error), f"{lines[0] if lines else name}{place}", name, trace)
+
+
+def _locate(error: BaseException) -> str:
+    """Return the innermost line of the user's code that raised an error; empty where only libraries ran."""
+    with contextlib.suppress(Exception):  # it may be the error of importing torch
+        from autotune.workloads.factory import innermost_user_line
+
+        if line := innermost_user_line(traceback.extract_tb(error.__traceback__)):
+            return f" at {line}"
+    return ""
 
 
 def _import_bench(spec: Spec) -> "type[Bench]":

@@ -23,7 +23,7 @@ from autotune.measure.worker.compare import Step, compare, record_results
 from autotune.measure.worker.eager import EagerWorkload, OnGradient, detached_tensors, exclude_from_collections
 from autotune.measure.worker.planned_cycle import run_planned_cycle
 from autotune.planners.inplace.greedy import GreedyInPlace
-from autotune.runtime.arena import StepArena
+from autotune.runtime.arena import SharedBlock, StepArena
 from autotune.runtime.executor import Executor
 from autotune.runtime.offload.slots import slot_sizes
 from autotune.runtime.stores import SwapStore, open_store
@@ -36,6 +36,7 @@ class PlannedSteps:
     def __init__(self, spec: Spec, eager: EagerWorkload, report: Callable[[WorkProgress], None]) -> None:
         self._spec, self._eager, self._report = spec, eager, report
         self._store: SwapStore | None = None
+        self._block = SharedBlock()
 
     @cached_property
     def program(self) -> Program:
@@ -79,8 +80,14 @@ class PlannedSteps:
         return store.held_bytes() if store is not None else 0
 
     def arena(self, plan: Plan, *, replays: bool = True) -> StepArena | None:
-        """Return a new arena where the plan names one and the device has arenas."""
-        return StepArena(replays) if plan.allocator == "arena" and self._spec.device_kind == "cpu" else None
+        """Return a new arena where the plan names one and the device has arenas; only one may be in use.
+
+        A block stays mapped until the process ends, so one serves all plans. A step that offloads releases pages one by
+        one, for which the block must be its own.
+        """
+        if plan.allocator != "arena" or self._spec.device_kind != "cpu":
+            return None
+        return StepArena(replays, block=SharedBlock() if plan.offload else self._block)
 
     @contextlib.contextmanager
     def running(

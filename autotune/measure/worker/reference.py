@@ -107,7 +107,9 @@ def digest(tensor: torch.Tensor) -> str:
     """Return the hash of a tensor's elements in their logical order.
 
     A tensor on the CPU is hashed without a request to PyTorch's allocator, which would shift the slots of an arena's step.
+    One that PyTorch conjugates or negates by a flag alone is copied.
     """
+    tensor = _resolve(tensor)
     if tensor.device.type != "cpu" or tensor.is_contiguous():
         flat = _flat(tensor)
         return xxhash.xxh3_128_hexdigest(element_bytes(flat).data)
@@ -138,4 +140,9 @@ def _contiguous_pieces(elements: NDArray[Any]) -> Iterator[Bytes]:
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """Flatten a tensor on the CPU, without a copy if it is contiguous there."""
-    return tensor.detach().cpu().contiguous().reshape(-1)
+    return _resolve(tensor).cpu().contiguous().reshape(-1)
+
+
+def _resolve(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with its values in memory; PyTorch conjugates and negates some by a flag alone."""
+    return tensor.detach().resolve_conj().resolve_neg()

@@ -4,9 +4,11 @@ Every move is a checked plan with its exact peak. A saving of 0.1 % is below the
 so most moves join many edits.
 """
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 
 import numpy as np
 
@@ -93,17 +95,30 @@ class MoveSource:
         )  # fmt: skip
         self._edited: dict[int, list[tuple[str, _Edited]]] = {}
         self._edited_of: Plan | None = None
+        self._until = math.inf
 
-    def propose(self, plan: Plan, target_bytes: int, measured: Sequence[MeasuredPlan]) -> list[PlanMove]:
-        """Return moves of a plan whose peak is at most `target_bytes`, the largest possible saving first."""
+    def propose(
+        self, plan: Plan, target_bytes: int, measured: Sequence[MeasuredPlan], until: float = math.inf
+    ) -> list[PlanMove]:
+        """Return moves of a plan whose peak is at most `target_bytes`, the largest possible saving first.
+
+        After `until`, a time of the monotonic clock, the search ends and there is no move: a part of all moves would
+        depend on the machine's speed. Only one local search of the recomputation may end later.
+        """
+        self._until = until
         belief = learn_costs(self.graph, self.costs, measured)
         parent = self._estimate(plan)
         before = describe_costs(self.graph, self.costs, plan, parent)
         if self._edited_of != plan:
             self._edited, self._edited_of = {}, plan
         if target_bytes not in self._edited:
-            self._edited[target_bytes] = list(self._combine(plan, parent, target_bytes))
+            combined = list(self._combine(plan, parent, target_bytes))
+            if self._is_late:
+                return []
+            self._edited[target_bytes] = combined
         changed = [*self._edited[target_bytes], *self._refit(plan, target_bytes, belief, len(measured))]
+        if self._is_late:
+            return []
         moves: dict[Plan, PlanMove] = {}
         for text, edited in changed:
             if edited.plan != plan and edited.estimate.peak_bytes <= target_bytes:
@@ -112,6 +127,10 @@ class MoveSource:
                     edited.plan, PlanMove(text, edited.plan, edited.estimate, *belief.predict(before, after))
                 )
         return sorted(moves.values(), key=lambda move: -move.possible_seconds)
+
+    @property
+    def _is_late(self) -> bool:
+        return time.monotonic() > self._until
 
     def _combine(self, plan: Plan, parent: Estimate, target_bytes: int) -> Iterator[tuple[str, _Edited]]:
         """Yield the moves that do not depend on measurements, with their texts."""
@@ -193,6 +212,8 @@ class MoveSource:
         ahead = replace(anticipate_inplace("recompute", inplace, self.graph, once, self.costs), seconds=seconds)
         limit = target_bytes
         for _ in range(3):  # an op that was expected in place may not be, so the peak may exceed the limit
+            if self._is_late:
+                return None
             search = start_search(self.graph, plan.order, ahead)
             search.fit(limit, GREED)
             search.undo(max(limit, search.peak))
@@ -209,12 +230,12 @@ class MoveSource:
         return None
 
     def _weigh(self, plan: Plan, edits: Iterable[PlanEdit]) -> list[_Edited]:
-        weighed = (self.apply(plan, (edit,)) for edit in edits)
+        weighed = (self.apply(plan, (edit,)) for edit in takewhile(lambda _: not self._is_late, edits))
         return [edited for edited in weighed if edited is not None]
 
     def apply(self, plan: Plan, edits: tuple[PlanEdit, ...]) -> _Edited | None:
-        """Return the plan after these edits with its estimate; None where they break a rule."""
-        edited = edit_plan(self.graph, plan, edits)
+        """Return the plan after these edits with its estimate; None where they break a rule, or no time is left."""
+        edited = None if self._is_late else edit_plan(self.graph, plan, edits)
         return None if edited is None else _Edited(edits, edited, self._estimate(edited))
 
     def join(self, plan: Plan, edits: Sequence[PlanEdit], target_bytes: int) -> _Edited | None:

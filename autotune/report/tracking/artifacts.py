@@ -18,6 +18,8 @@ class Artifacts:
 
     def __init__(self, client: Any) -> None:
         self._client = client
+        self.marked: set[str] = set()
+        """Ids of the runs with the tag `INCOMPLETE`; a reopened study adds those of earlier sessions."""
         self.problem = ""
         """Reason in one line that artifacts are missing."""
 
@@ -37,8 +39,10 @@ class Artifacts:
         """Tag a run with the reason that its artifacts are missing, or remove the tag where they are complete."""
         if self.problem:
             self._client.set_tag(run, INCOMPLETE, self.problem)
-        elif INCOMPLETE in self._client.get_run(run).data.tags:
+            self.marked.add(run)
+        elif run in self.marked:
             self._client.delete_tag(run, INCOMPLETE)
+            self.marked.discard(run)
 
     def _store(self, run: str, method: Callable[..., Any], *arguments: Any) -> None:
         if self.problem:

@@ -5,16 +5,23 @@ import hashlib
 import json
 import statistics
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
+import autotune
 from autotune.errors import DISTRIBUTION
 from autotune.ir.graph import Role, TrainGraph
 from autotune.predict.simulate import Estimate
 from autotune.records.config import Config
+from autotune.records.device import Device
 from autotune.records.json_codec import to_json
+from autotune.records.measurement import Measurement, Outcome
 from autotune.records.provenance import git_sha
 from autotune.records.trial import Trial
 from autotune.units import fmt_bytes, fmt_seconds
+
+TRIAL, BEST = "autotune.trial", "autotune.best"
+"""Tags of a trial's run: its number, and `true` for the best trial, else `false`."""
 
 
 def source_tags() -> dict[str, str]:
@@ -162,3 +169,44 @@ def study_params(config: Config) -> dict[str, Any]:
     for key in ("arguments", "stores", "planners"):
         flat |= {f"{key}.{name}": value for name, value in document[key].items() if value is not None}
     return {key: value for key, value in flat.items() if value is not None}
+
+
+MAX_DETAIL = 4000
+"""Maximum characters of a failure's detail, and of a move."""
+
+
+def common_tags(trial: Trial, device: Device) -> dict[str, str]:
+    """Return the tags of a study's run and of its trials' runs; `device` stands for one that the trial does not record."""
+    tags = {"autotune.schema": "1", "workload": trial.workload, "graph.digest": trial.graph_digest}
+    tags["version.autotune"] = autotune.__version__
+    tags |= {f"version.{name}": version(name) for name in ("optuna", "mlflow")}
+    device = (trial.measurement.device if trial.measurement else None) or device
+    fields = to_json(device)
+    tags |= {f"environment.{key}": value for key, value in fields.pop("environment").items()}
+    tags |= {f"device.{key}": str(value) for key, value in fields.items() if value != ""}
+    tags |= {"device.key": device.key, "version.torch": device.torch}
+    return tags | source_tags()
+
+
+def trial_tags(trial: Trial, parent: str, device: Device) -> dict[str, str]:
+    """Return the tags of a trial's run below the study's run `parent`; see `common_tags` for `device`."""
+    measurement = trial.measurement or Measurement(Outcome.CRASHED)
+    tags = {
+        "mlflow.parentRunId": parent,
+        "autotune.kind": trial.kind.value,
+        TRIAL: str(trial.number),
+        BEST: "false",
+        **common_tags(trial, device),
+        "autotune.outcome": measurement.outcome.value,
+        "autotune.detail": measurement.detail[:MAX_DETAIL],
+        "autotune.verified": measurement.verified,
+        "meter": measurement.meter,
+        "mlflow.note.content": describe_trial(trial),
+    }
+    if trial.move:
+        tags |= {"autotune.move": trial.move[:MAX_DETAIL], "autotune.parent": str(trial.parent)}
+    if measurement.disturbed:
+        tags["autotune.disturbed"] = measurement.disturbed
+    if measurement.limit:
+        tags["limit"] = measurement.limit
+    return tags

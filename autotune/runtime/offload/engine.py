@@ -7,11 +7,12 @@ bounds the memory. A `Free` of an offloaded value waits until its write has fini
 """
 
 import logging
+import math
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
@@ -286,9 +287,9 @@ class OffloadEngine:
         What a signal's handler raises meanwhile, such as the second of two Ctrl-C, does not end that: a tensor on which it
         arrives is restored again. KeyboardInterrupt and SystemExit are raised afterwards.
 
-        Raises StoreError if the store cannot return a tensor, or if there is no memory for it.
+        Raises StoreError if the store cannot return a tensor, which is NaN then, or if there is no memory for it.
         """
-        problems: list[str] = []
+        problems: dict[tuple[int, int], str] = {}
         late: BaseException | None = None
         left = [(key, part) for key, value in self._values.items() for part in range(max(1, len(value.tensors)))]
         left.sort(key=lambda item: item[0] not in self._static)  # from the end: what is dropped makes room
@@ -304,9 +305,12 @@ class OffloadEngine:
             except BaseException as error:  # noqa: BLE001 - raised below
                 late = error
                 continue
-            problems += [] if problem is None else [str(problem)]
+            if problem is not None:
+                problems[left[-1]] = str(problem)
             failures = 0
             left.pop()
+        for key, part in problems:
+            self._fill_lost(key, part)
         has_memory = all(
             tensor.untyped_storage().nbytes() == nbytes
             for key, value in self._values.items()
@@ -317,7 +321,7 @@ class OffloadEngine:
         if problems:
             # a checkpoint cannot be loaded into a tensor without memory
             advice = "load a checkpoint" if has_memory else "start the process again and load a checkpoint"
-            raise StoreError(f"{problems[0]}, and a weight or its optimizer state is lost; {advice}")
+            raise StoreError(f"{next(iter(problems.values()))}, and a weight or its optimizer state is lost; {advice}")
         if late is not None:
             raise late
 
@@ -336,6 +340,17 @@ class OffloadEngine:
         if part < len(reads) and reads[part].exception() is None:
             return None
         return self._restore(key, part, value).exception()
+
+    def _fill_lost(self, key: int, part: int) -> None:
+        """Fill a lost tensor with NaN: a loop that goes on, or saves the model, would use whatever its memory holds."""
+        value = self._values[key]
+        is_away = value.residence in (Residence.STORE, Residence.READING) and not value.stays
+        if key not in self._static or not is_away or part == len(value.tensors):
+            return
+        tensor, nbytes = value.tensors[part], value.nbytes[part]
+        if tensor.untyped_storage().nbytes() == nbytes and (tensor.is_floating_point() or tensor.is_complex()):
+            with torch.no_grad(), suppress(RuntimeError):  # a GPU that failed runs no kernel
+                tensor.fill_(math.nan)
 
     def _add_offloaded(self, nbytes: int) -> None:
         self._offloaded_static_bytes += nbytes

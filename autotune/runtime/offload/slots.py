@@ -103,7 +103,7 @@ def _refuse_shared_state(program: Program, value: int, storages: Counter[int]) -
     if any(storages[tensor.untyped_storage()._cdata] > 1 for tensor in state):
         raise PlanError(
             f"{program.graph.values[value].name} shares its memory with other tensors, so it cannot be offloaded; clone each "
-            "tensor of the optimizer's state before the step is made, or tune with offload's what: activations"
+            "tensor of the optimizer's state before the step is made, or tune with planners: {offload: [keep]}"
         )
 
 
@@ -118,5 +118,6 @@ def _refuse_shared(program: Program, value: int) -> None:
         problem = "is a part of a larger storage"
     if problem:
         raise PlanError(
-            f"{parameter.name} {problem}, so it cannot be offloaded; tune with offload's what: activations, or clone it"
+            f"{parameter.name} {problem}, so it cannot be offloaded; clone it before the step is made, or tune with "
+            "planners: {offload: [keep]}"
         )

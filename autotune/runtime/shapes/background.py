@@ -12,9 +12,12 @@ import tempfile
 import threading
 import warnings
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
+
+import torch
 
 from autotune.capture.program import Program
 from autotune.capture.signature import Signature
@@ -22,6 +25,7 @@ from autotune.errors import AutotuneError
 from autotune.ir.plan import Plan
 from autotune.records.plan_file import PlanFile
 from autotune.runtime.shapes.program_change import ProgramChange
+from autotune.workloads.batch import flatten_batch, make_build, span_bytes
 from autotune.workloads.live_workload import save_workload
 from autotune.workloads.workload import Workload
 
@@ -74,7 +78,7 @@ class BackgroundShapes:
         gradients: bool,
     ) -> None:
         """`workload` is the first batch's step, whose program is `first`."""
-        self._first_call = first_call
+        self._first_call, self._pid = first_call, os.getpid()
         self._ids = itertools.count()
         self._numbers: dict[Signature, int] = {}
         self._answers: dict[int, Answer] = {}
@@ -87,7 +91,8 @@ class BackgroundShapes:
         try:
             directory = Path(tempfile.mkdtemp(prefix="autotune-shapes-"))
             resources.callback(shutil.rmtree, directory, ignore_errors=True)
-            save_workload(workload, directory / "workload")
+            compact = replace(workload, batch=_without_spare_memory(workload.batch))
+            save_workload(compact, directory / "workload")
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", WORKER, str(os.getpid())],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
@@ -98,18 +103,22 @@ class BackgroundShapes:
         resources.callback(self._process.wait)
         resources.callback(self._process.kill)
         resources.callback(self._requests.put, None)
-        self._send(Job(directory / "workload", str(workload.loop), gradients, first.graph.digest, plan, stores))
+        job = Job(directory / "workload", str(workload.loop), gradients, first.graph.digest, plan, stores)
+        self._send(lambda: job)
         assert self._process.stdin is not None
         writing = self._process.stdin, self._requests
         threading.Thread(target=_write_requests, args=writing, daemon=True).start()
         threading.Thread(target=_read_answers, args=(self._process, self._arrived), daemon=True).start()
 
     def serves(self, call: Signature) -> bool:
-        """Return True if a call differs from the first one in the batch's shapes alone, and the other process works."""
+        """Return True if a call differs from the first one in the batch's shapes alone, and the other process works.
+
+        A forked process lacks the threads that ask the other one: it would wait for an answer for ever.
+        """
         self._receive()
         first = self._first_call
         is_same = replace(call, batch=first.batch) == first
-        return is_same and not self._failure
+        return is_same and not self._failure and os.getpid() == self._pid
 
     def take(self, call: Signature, batch: Any) -> Answer | None:
         """Return the answer for a call's shape, once; None while there is none. The first call requests it.
@@ -120,8 +129,9 @@ class BackgroundShapes:
         if call not in self._numbers:
             if len(self._numbers) - len(self._answers) >= MAX_OUTSTANDING:
                 return None
-            self._numbers[call] = next(self._ids)
-            self._send((self._numbers[call], batch))
+            number = self._numbers[call] = next(self._ids)
+            # a pickle within a pickle: the other process answers a batch that it cannot load, too
+            self._send(lambda: (number, pickle.dumps(_without_spare_memory(batch))))
         answer = self._answers.pop(self._numbers[call], None)
         if answer is not None:
             del self._numbers[call]
@@ -134,9 +144,9 @@ class BackgroundShapes:
         self._release()
         self._failure = self._failure or "closed"
 
-    def _send(self, message: Any) -> None:
+    def _send(self, make_message: Callable[[], Any]) -> None:
         try:
-            self._requests.put(pickle.dumps(message))
+            self._requests.put(pickle.dumps(make_message()))
         except Exception as error:  # noqa: BLE001 - a part of the user's batch may raise anything
             self._fail(" ".join(str(error).split()) or type(error).__name__)
 
@@ -176,6 +186,24 @@ class BackgroundShapes:
             f"other_shapes='background': a shape is captured by the training process, which waits for it: {reason}",
             stacklevel=5,
         )
+
+
+def _without_spare_memory(batch: Any) -> Any:
+    """Return the batch with a copy of each tensor that is a part of a larger storage: a pickle contains whole storages."""
+    flat = flatten_batch(batch)
+    copies = {id(tensor): _copy_part(tensor) for tensor in flat.tensors}  # a tensor that comes twice stays one object
+    if all(copies[id(tensor)] is tensor for tensor in flat.tensors):
+        return batch
+    return make_build(flat.structure)([copies[id(tensor)] for tensor in flat.tensors], flat.constants)
+
+
+def _copy_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the same strides of a tensor in a larger storage; any other tensor itself."""
+    nbytes = span_bytes(tensor)
+    if not nbytes or tensor.untyped_storage().nbytes() <= nbytes:
+        return tensor
+    span = tensor.detach().as_strided((nbytes // tensor.itemsize,), (1,))
+    return span.clone().as_strided(tensor.shape, tensor.stride())
 
 
 def _write_requests(pipe: IO[bytes], requests: "queue.SimpleQueue[bytes | None]") -> None:

@@ -1,6 +1,7 @@
 """The main module of the process that captures and plans new shapes: `python -m ...background_worker PARENT`.
 
-It reads pickles from standard input: a `Job`, then a number and a batch for each shape. It answers each with an `Answer`.
+It reads pickles from standard input: a `Job`, then a number and a pickled batch for each shape. It answers each shape
+with an `Answer`.
 """
 
 import os
@@ -65,18 +66,19 @@ def serve(job: Job, workload: Workload, requests: BinaryIO, answers: BinaryIO) -
     first = capture(workload, gradients=job.gradients)
     while True:
         try:
-            number, batch = pickle.load(requests)
+            request: tuple[int, bytes] = pickle.load(requests)
         except EOFError:
             return
-        answers.write(_answer(job, preparer, first, replace(workload, batch=batch), number))
+        answers.write(_answer(job, preparer, first, workload, request))
         answers.flush()
 
 
-def _answer(job: Job, preparer: StepPreparer, first: Any, workload: Workload, number: int) -> bytes:
+def _answer(job: Job, preparer: StepPreparer, first: Any, workload: Workload, request: tuple[int, bytes]) -> bytes:
+    number, batch = request
     try:
         if first.graph.digest != job.digest:
             return pickle.dumps(Answer(number, None, None, "the copy of the step is another graph"))
-        program = capture(workload, gradients=job.gradients)
+        program = capture(replace(workload, batch=pickle.loads(batch)), gradients=job.gradients)
         change = describe_change(first, program)
         if isinstance(change, str):
             return pickle.dumps(Answer(number, None, None, change))

@@ -81,7 +81,8 @@ class HostStore:
         offsets, end = slot_offsets(slots)
         self._slab, unpin = allocate_pinned(self._cuda, name, end)
         self._streams = CopyStreams(name, self._cuda)
-        self._lock = threading.Lock()
+        # re-entrant: the handler of a signal may close the store while it closes
+        self._lock = threading.RLock()
         self._transfers: list[tuple[Direction, Any, Any]] = []
         self._step: StepEvents | None = None
         self._finish = weakref.finalize(self, unpin)

@@ -122,8 +122,9 @@ class Slab:
         return page_cache_bytes(self._file, self.nbytes)
 
     def close(self) -> None:
-        """Release the file's space and the buffers."""
-        self._close.close()
+        """Release the file's space and the buffers. Nothing is read again, so an error of the disk is no error here."""
+        with contextlib.suppress(OSError):
+            self._close.close()
         self._outgoing = self._incoming = None
 
     def _truncate(self, owner: int) -> None:
@@ -132,7 +133,9 @@ class Slab:
         `owner` is the process that opened the file; a forked process leaves it as it is.
         """
         if os.getpid() == owner:
-            os.ftruncate(self._file, 0)
+            # a disk that failed may be read-only now; the last close frees the space, too
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, 0)
 
     def _pieces(self, data: Bytes) -> Iterator[tuple[int, Bytes, bool]]:
         """Yield (start, bytes, True if the disk can access them directly): whole pages first, then the rest."""

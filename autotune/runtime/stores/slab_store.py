@@ -94,8 +94,9 @@ class SlabStore:
         )
         self.direct, self.holds_memory = self._slab.direct, self._slab.holds_memory
         self.pool_bytes, self.slab_bytes = self._slab.pool_bytes, self._slab.nbytes
-        self._writer, self._reader = TransferWorker(f"{name}-write"), TransferWorker(f"{name}-read")
-        self._lock = threading.Lock()
+        self._writer, self._reader = _start_workers(name, self._slab)
+        # re-entrant: the handler of a signal may close the store while it closes
+        self._lock = threading.RLock()
         self._cleanups: list[Callable[[], None]] = []
         """Called when the workers have ended and the file is closed."""
         self._finish = weakref.finalize(self, _finish, self._slab, (self._writer, self._reader), self._cleanups)
@@ -241,6 +242,24 @@ class SlabStore:
             f"{self.name} store in {self.directory}: cannot {direction} slot {slot.key} of {slot.nbytes} bytes "
             f"({reason}); {advice}, or use another directory with --store {self.name}=DIR"
         )
+
+
+def _start_workers(name: str, slab: Slab) -> tuple[TransferWorker, TransferWorker]:
+    """Start the writing and the reading worker. Where one cannot start, release the file, which nothing else would."""
+    started: list[TransferWorker] = []
+    try:
+        for verb in ("write", "read"):
+            started.append(TransferWorker(f"{name}-{verb}"))
+    except BaseException as error:
+        _finish(slab, tuple(started), [])
+        if isinstance(error, RuntimeError):
+            raise StoreError(
+                f"{name} store: no thread can be started for its transfers ({error}); raise ulimit -u, or the container's limit "
+                "of processes"
+            ) from error
+        raise
+    writer, reader = started
+    return writer, reader
 
 
 def _finish(slab: Slab, workers: tuple[TransferWorker, ...], cleanups: list[Callable[[], None]]) -> None:

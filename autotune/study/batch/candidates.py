@@ -19,6 +19,11 @@ NOTABLE_GAP = 1.25
 """Least ratio of two neighbouring sizes between which another one is measured."""
 
 
+def keep_size(size: int) -> int:
+    """Return a size unchanged, for a workload that refuses none."""
+    return size
+
+
 def find_largest_measured(
     measure: Callable[[int], SideResult | None],
     predict: Callable[[int], float],
@@ -27,6 +32,7 @@ def find_largest_measured(
     low: int,
     high: int,
     first: int,
+    accept: Callable[[int], int] = keep_size,
 ) -> tuple[int, int]:
     """Return two batch sizes: the largest that fits (`low` if none larger was measured), and the smallest that does not.
 
@@ -40,19 +46,25 @@ def find_largest_measured(
         low: Size that fits; 0 for none.
         high: Size that does not fit.
         first: First size to measure.
+        accept: Returns the largest size up to another that the workload accepts; 0 for none.
     """
-    size = first
-    while high - low > largest_gap(low):
-        size = min(max(size, low + 1), high - 1)
-        side = measure(size)
+    size, excluded = first, low  # the workload refuses all sizes above `low` up to `excluded`
+    while high - low > largest_gap(low) and high - excluded > 1:
+        size = min(max(size, excluded + 1), high - 1)
+        accepted = accept(size)
+        if accepted <= low:
+            excluded = size
+            size = (size + high) // 2
+            continue
+        side = measure(accepted)
         if side is None:
             break
         if side.fits:
-            low = size
-            size = (low + high) // 2
+            low, excluded = accepted, size
+            size = (size + high) // 2
             continue
-        high = size
-        size = int(STEP_DOWN * size)
+        high = accepted
+        size = int(STEP_DOWN * high)
         expected_bytes = predict(high)
         if side.charged_bytes is not None and side.charged_bytes > budget_bytes and math.isfinite(expected_bytes):
             size = _last_within(predict, budget_bytes * expected_bytes / side.charged_bytes, low, high)
@@ -104,26 +116,32 @@ def predict_rates(
 ) -> list[PredictedSize]:
     """Return the sizes for which a plan meets the target by estimate, with the most samples per second first.
 
-    Seconds are modelled from flops and bytes: they rank sizes, no more. Sizes are left out where time is up.
+    Seconds are modelled from flops and bytes: they rank sizes, no more. Sizes are left out where time is up, or where the
+    workload refuses them.
     """
     predicted: list[PredictedSize] = []
     for size in sizes:
         if predicted and not has_time():
             break
-        step = steps_of(size).at_size(size.batch)
+        steps = steps_of(size)
+        if not steps.may_accept(size.batch):
+            continue
+        step = steps.at_size(size.batch)
         candidate = best_plan(step.graph, step.costs, target_bytes, space, accept_first=True)
         if candidate.estimate.peak_bytes <= target_bytes:
             predicted.append(PredictedSize(size, size.batch / candidate.estimate.seconds))
     return sorted(predicted, key=lambda candidate: -candidate.rate)
 
 
-def propose_neighbour(search: BatchSearch, best: MeasuredSize) -> StepSize | None:
-    """Return a batch size between the fastest one and a measured neighbour; None where both are close."""
+def propose_neighbour(search: BatchSearch, best: MeasuredSize, accept: Callable[[int], int]) -> StepSize | None:
+    """Return a batch size between the fastest size and a measured neighbour; None where both are close.
+
+    `accept` is that of `find_largest_measured`.
+    """
     batches = sorted(each.size.batch for each in search.measured if each.size.accumulate == best.size.accumulate)
     position = batches.index(best.size.batch)
     for neighbour in (*batches[position + 1 : position + 2], *batches[max(0, position - 1) : position]):
         small, large = sorted((neighbour, best.size.batch))
-        middle = round((small * large) ** 0.5)
-        if large >= NOTABLE_GAP * small and small < middle < large:
+        if large >= NOTABLE_GAP * small and small < (middle := accept(round((small * large) ** 0.5))) < large:
             return replace(best.size, batch=middle)
     return None

@@ -124,9 +124,12 @@ def config_for_kernels(config: Config, estimate: BatchEstimate) -> Config:
     """Return the config at the batch size at which kernels are compared, with a budget that is the same for all sizes.
 
     The size is `KERNELS_SHARE` of eager's largest by estimate, at least the workload's own, and at most `KERNELS_FACTOR` times
-    that. At a small batch the time to start kernels would hide how they differ.
+    that. At a small batch the time to start kernels would hide how they differ. Where the workload refuses sizes, it is a
+    multiple of the workload's own.
     """
     size = min(int(KERNELS_SHARE * estimate.eager_largest), KERNELS_FACTOR * estimate.size)
+    if estimate.refused:
+        size -= size % estimate.size
     budget = config.budget if config.parsed_budget.share is None else format_step_budget(estimate.budget_bytes)
     arguments = {**config.arguments, estimate.argument: max(size, estimate.size)}
     samples = max(config.samples, KERNELS_SAMPLES)
@@ -196,7 +199,8 @@ def _run_search(
     notes = describe_consequences(config, race.search, steps, chosen)
     if race.unfinished:
         notes = (race.unfinished, *notes)
-    race.record(replace(race.search, chosen=chosen, notes=notes))
+    unit = max(race.search.unit, steps.unit)
+    race.record(replace(race.search, chosen=chosen, notes=notes, unit=unit))
     return race.search
 
 
@@ -234,7 +238,8 @@ def _explain_no_size(config: Config, race: SizeRace, run_dir: Path) -> AutotuneE
     assert smallest.plan is not None
     reason = smallest.plan.detail or smallest.plan.outcome.value.replace("_", " ")
     is_rough = bool(config.stores or config.kernels)  # the estimate counts neither stores nor compiled regions
-    if search.estimate is not None and (search.estimate.largest > 0 or is_rough) and smallest.size.batch > 1:
+    smaller = race.accept(smallest.size.batch // 2) or race.accept(smallest.size.batch - 1)
+    if search.estimate is not None and (search.estimate.largest > 0 or is_rough) and smaller:
         too_large = (
             f"{config.ref}: the smallest size that was measured, {search.argument}={smallest.size}, does not fit "
             f"{config.budget}: {reason}"
@@ -242,9 +247,10 @@ def _explain_no_size(config: Config, race: SizeRace, run_dir: Path) -> AutotuneE
         if race.is_full:
             return InfeasibleError(
                 f"{too_large}; {race.count} sizes were measured, the maximum; tune under another --name with "
-                f"--set {search.argument}={smallest.size.batch // 2} --budget {search.budget}"
+                f"--set {search.argument}={smaller} --budget {search.budget}"
             )
         return OutOfTimeError(f"{too_large}; continue with: {resume_command(run_dir)} --time {suggest_time(config)}")
     return InfeasibleError(
-        f"{config.ref}: no batch size fits {config.budget}: {search.argument}={smallest.size}: {reason}; raise --budget"
+        f"{config.ref}: no batch size fits {config.budget}: {search.argument}={smallest.size}: {reason}; "
+        "raise --budget under another --name"
     )

@@ -24,6 +24,8 @@ def describe_estimate(estimate: BatchEstimate) -> list[str]:
     ]
     if estimate.normalizes_over_batch:
         lines.append("note    batch norm: its statistics, and so the training, depend on the batch size")
+    if estimate.refused:
+        lines.append(f"note    the workload refuses {estimate.refused}")
     return lines
 
 

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.errors import PlanError
 from autotune.ir.plan import Plan
@@ -25,6 +25,8 @@ PLANNING_ROUNDS = 3
 """Maximum number of sizes for which the smallest plan is made."""
 PLANNING_SECONDS = 30.0
 """Time after which no other plan is made."""
+SMALL_BATCH = 2
+"""Batch size at which an idle process is measured; models with batch norm refuse 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,8 @@ def estimate_batch(config: Config, measure_floor: Callable[[BatchArgument], int]
 
     Args:
         config: Workload, budget and planners.
-        measure_floor: Measures the bytes of an idle process; called for a budget in bytes of the process.
+        measure_floor: Measures the bytes of an idle process at an argument's size, which is small where the workload accepts
+            that; called for a budget in bytes of the process.
 
     Raises:
         ConfigError: No argument of the factory sets the batch size, or the workload cannot be made.
@@ -141,7 +144,12 @@ def estimate_batch(config: Config, measure_floor: Callable[[BatchArgument], int]
     began = time.monotonic()
     argument = find_batch_argument(config.workload, config.arguments, config.batch_argument)
     steps = capture_sizes(config, argument.name, argument.size)
-    return estimate_from_steps(config, argument, steps, measure_floor, began)
+
+    def measure_small(argument: BatchArgument) -> int:
+        is_small = argument.size <= SMALL_BATCH or not steps.accepts(SMALL_BATCH)
+        return measure_floor(argument if is_small else replace(argument, size=SMALL_BATCH))
+
+    return estimate_from_steps(config, argument, steps, measure_small, began)
 
 
 def estimate_from_steps(
@@ -161,6 +169,9 @@ def estimate_from_steps(
     largest = search_largest(steps, plans, compute_target_bytes(budget_bytes, []), argument.size, began)
     largest_bytes = int(plans.peak_at(largest or argument.size))
     eager_largest = find_largest_accepted(steps, steps.eager_bytes, budget_bytes, start=argument.size)
+    # where eager cannot be counted, a refused size may have the bytes of the interpolated step
+    if not steps.counts_eager or eager_largest in steps.refusals:
+        eager_largest = steps.round_down(eager_largest)
     return BatchEstimate(
         workload=str(config.ref),
         argument=argument.name,
@@ -213,11 +224,17 @@ def find_largest_accepted(
 
     A size that the workload refuses counts as the next smaller one that it accepts.
     """
+    counted = count_accepted(steps, bytes_at)
+    largest = find_largest_size(counted, budget_bytes, start=start, cap=MAX_SIZE, probes=probes)
+    return largest - largest % steps.unit
+
+
+def count_accepted(steps: SizedSteps, bytes_at: Callable[[int], float]) -> Callable[[int], float]:
+    """Return a function of a size's bytes; a refused size has those of the next smaller accepted size."""
 
     def bytes_below(size: int) -> float:
         smaller = size - size % steps.unit
         nbytes = bytes_at(smaller) if smaller else math.inf
         return bytes_below(steps.round_down(smaller)) if smaller in steps.refusals else nbytes
 
-    largest = find_largest_size(bytes_below, budget_bytes, start=start, cap=MAX_SIZE, probes=probes)
-    return largest - largest % steps.unit
+    return bytes_below

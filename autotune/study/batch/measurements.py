@@ -182,7 +182,9 @@ class SizeMeasurer:
         go_on = f"continue with: {resume_command(run_dir)}" if is_recorded else "run the command again"
         for side in (measured.eager, measured.plan):
             if side is not None:
-                refuse_cut_off(name, side.outcome, side.detail, go_on)
+                is_full = side.outcome is Outcome.DISK_FULL and bool(self._config.stores)
+                otherwise = ", or tune under another --name without --store" if is_full else ""
+                refuse_cut_off(name, side.outcome, side.detail, f"{go_on}{otherwise}")
         if file is not None:
             planfile.write(plan_path(run_dir, measured.size), file, remedy=f"free space there, then {go_on}")
         return search.add(measured)

@@ -14,8 +14,13 @@ from autotune.study.batch.candidates import (
     predict_rates,
     propose_neighbour,
 )
-from autotune.study.batch.estimate import MAX_SIZE, SmallestPlans, estimate_from_steps
-from autotune.study.batch.largest_size import find_largest_size
+from autotune.study.batch.estimate import (
+    MAX_SIZE,
+    SmallestPlans,
+    count_accepted,
+    estimate_from_steps,
+    find_largest_accepted,
+)
 from autotune.study.batch.measurements import SizeMeasurer
 from autotune.study.batch.records import (
     BatchSearch,
@@ -153,6 +158,18 @@ class SizeRace:
         measured = self.search.find(size)
         return None if measured is None else measured.eager
 
+    def accept(self, batch: int) -> int:
+        """Return the largest size up to `batch` that the workload accepts; 0 for none.
+
+        Sizes are checked by a capture where the estimate names a refused size: measured, such a size would not fit.
+        """
+        estimate = self.search.estimate
+        return self.steps.round_down(batch) if estimate is not None and estimate.refused else batch
+
+    def is_settled(self, largest: int, refused: int) -> bool:
+        """Return True if the workload accepts no size notably between one that fits and one that does not."""
+        return refused - largest <= largest_gap(largest) or self.accept(refused - 1) <= largest
+
     def find_largest(self) -> StepSize | None:
         """Measure plans, then plain eager, at sizes around the largest that fits by estimate; return the plans' largest."""
         estimate, start = self.search.estimate, self.search.start
@@ -168,21 +185,21 @@ class SizeRace:
         at_start = [] if measured is None else replace(self.search, measured=(measured,)).overheads
         expected_bytes = min(compute_target_bytes(budget_bytes, overheads) for overheads in ([], at_start))
         first, high = (
-            find_largest_size(plans.peak_at, nbytes, start=max(estimate.largest, 1), cap=MAX_SIZE)
+            find_largest_accepted(self.steps, plans.peak_at, nbytes, start=max(estimate.largest, 1))
             for nbytes in (plans.usable_bytes(expected_bytes), budget_bytes)
         )
 
         largest, refused = self.find_largest_plan(plans, low, max(high, low) + 1, first)
         # stores and compiled regions are not part of the estimate, so sizes beyond it may fit
         is_rough = bool(self.config.stores or self.config.kernels)
-        while is_rough and largest and refused - largest <= largest_gap(largest) and not self.was_refused(refused):
+        while is_rough and largest and self.is_settled(largest, refused) and not self.was_refused(refused):
             if (beyond := min(2 * largest, MAX_SIZE)) <= refused:
                 break
             largest, refused = self.find_largest_plan(plans, largest, beyond + 1, beyond)
         if is_rough and not largest:
             self.find_smaller_size(space)
         largest, refused = self.bound_by_records(refused)
-        if refused - largest > largest_gap(largest):
+        if not self.is_settled(largest, refused):
             between, name = f"between {largest} and {refused}", self.search.argument
             self.unfinished = (
                 f"{self.count} sizes were measured, the maximum, and none {between}; to go on, tune under another --name with "
@@ -197,11 +214,12 @@ class SizeRace:
         """Measure plans at sizes above `low` and below `high`; return the largest that fits, and the smallest that does not."""
         return find_largest_measured(
             lambda batch: self.measure_plan(replace(self.search.start, batch=batch)),
-            plans.peak_at,
+            count_accepted(self.steps, plans.peak_at),
             self.search.budget_bytes,
             low=low,
             high=high,
             first=first,
+            accept=self.accept,
         )
 
     def bound_by_records(self, high: int) -> tuple[int, int]:
@@ -231,18 +249,19 @@ class SizeRace:
         low = start.batch if side is not None and side.fits else 0
         largest, _ = find_largest_measured(
             lambda batch: self.measure_eager(replace(start, batch=batch)),
-            self.steps.eager_bytes,
+            count_accepted(self.steps, self.steps.eager_bytes),
             budget_bytes,
             low=low,
             high=max(high, low) + 1,
             first=first,
+            accept=self.accept,
         )
         return largest
 
     def predict_eager_largest(self, overhead: float) -> int:
         """Return the largest size at which eager fits, if it is charged `overhead` times its estimated peak."""
         budget_bytes = int(self.search.budget_bytes / overhead)
-        return find_largest_size(self.steps.eager_bytes, budget_bytes, start=self.search.start.batch, cap=MAX_SIZE)
+        return find_largest_accepted(self.steps, self.steps.eager_bytes, budget_bytes, start=self.search.start.batch)
 
     def find_fastest(self) -> StepSize | None:
         """Measure the sizes that promise the most samples per second, eager's largest among them; return the fastest."""
@@ -261,6 +280,8 @@ class SizeRace:
         if not ranked:  # no time to plan for sizes, but one beside the workload's own is measured in any case
             ranked = [StepSize(max(1, estimate.eager_largest), start.accumulate)]
         for size in ranked:
+            if self.accept(size.batch) != size.batch:
+                continue
             if self.measure_plan(size) is None:
                 if not self.is_full:
                     self.unfinished = (
@@ -271,7 +292,7 @@ class SizeRace:
         if self.search.plan_best is None and not self.unfinished:
             self.find_smaller_size(space)
         while (best := self.search.plan_best) is not None:
-            neighbour = propose_neighbour(self.search, best)
+            neighbour = propose_neighbour(self.search, best, self.accept)
             if neighbour is None or self.measure_plan(neighbour) is None:
                 break
         best = self.search.plan_best

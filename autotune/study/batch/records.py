@@ -169,6 +169,8 @@ class BatchSearch:
     """Key of the device that measured the sizes; empty in records of earlier versions."""
     torch: str = ""
     """Version of torch that measured the sizes."""
+    unit: int = 1
+    """Number of which every size that the workload accepts is a multiple, as far as its refusals show."""
     schema: int = SCHEMA
 
     @property
@@ -215,12 +217,12 @@ class BatchSearch:
     @property
     def eager_is_settled(self) -> bool:
         """True if a slightly larger batch than eager's largest was measured, and does not fit."""
-        return _is_settled([(each.size, each.eager) for each in self.measured])
+        return _is_settled([(each.size, each.eager) for each in self.measured], self.unit)
 
     @property
     def plan_is_settled(self) -> bool:
         """True if a slightly larger batch than the plans' largest was measured, and does not fit."""
-        return _is_settled([(each.size, each.plan) for each in self.measured])
+        return _is_settled([(each.size, each.plan) for each in self.measured], self.unit)
 
     @property
     def eager_best(self) -> MeasuredSize | None:
@@ -238,11 +240,11 @@ def _largest(sides: Iterable[tuple[StepSize, SideResult | None]]) -> StepSize | 
     return max(fitting, key=lambda size: (size.batch, -size.accumulate), default=None)
 
 
-def _is_settled(sides: Sequence[tuple[StepSize, SideResult | None]]) -> bool:
+def _is_settled(sides: Sequence[tuple[StepSize, SideResult | None]], unit: int) -> bool:
     largest = _largest(sides)
     low = 0 if largest is None else largest.batch
     refused = (size.batch for size, side in sides if side is not None and not side.fits and size.batch > low)
-    return min(refused, default=math.inf) - low <= largest_gap(low)
+    return min(refused, default=math.inf) - low <= max(unit, largest_gap(low))
 
 
 def _fastest(sides: Sequence[tuple[MeasuredSize, SideResult | None]]) -> MeasuredSize | None:

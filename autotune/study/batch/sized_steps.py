@@ -1,8 +1,10 @@
 """Derive the step of a workload at any batch size from captures at a few sizes."""
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import CaptureError, ConfigError
@@ -47,6 +49,8 @@ class SizedSteps:
         self._eager_bytes: dict[int, float] = {}
         self.refusals: dict[int, str] = {}
         """Sizes that the workload refuses, with the reason."""
+        self.counts_eager = False
+        """True once eager ran on fake tensors at the workload's own size."""
         self._steps: dict[int, SizedStep] = {}
         # a size of 1 is special in many models: dimensions of one element are broadcast
         self._base = max(size, 2), 2 * max(size, 2)
@@ -77,9 +81,10 @@ class SizedSteps:
         """Number of which every size that may be accepted is a multiple; 1 unless the workload refused a size.
 
         Of the powers of two that divide the workload's own size, and that size, it is the smallest that divides no
-        refused size. A refused multiple of the own size has another reason, and so has a size of 1, as with batch norm.
+        refused size. A refused multiple of the own size has another reason, and so have sizes of 1 and 2: batch norm and
+        losses of pairs need several samples.
         """
-        refused = [size for size in self.refusals if size > 1 and size % self._size]
+        refused = [size for size in self.refusals if size > 2 and size % self._size]
         return next(number for number in _divisors(self._size) if all(size % number for size in refused))
 
     def at_size(self, size: int) -> SizedStep:
@@ -96,8 +101,10 @@ class SizedSteps:
         if size not in self._eager_bytes:
             try:
                 self._eager_bytes[size] = self._count_eager_bytes(size)
+                self.counts_eager = self.counts_eager or size == self._size
             except ConfigError:
-                self._eager_bytes[size] = self._count_traced_bytes(size)
+                is_refused = self.counts_eager and not self.accepts(size)  # by the factory
+                self._eager_bytes[size] = math.inf if is_refused else self._count_traced_bytes(size)
             except Exception as error:  # noqa: BLE001 - the user's step may raise anything
                 self._refuse(size, error)
                 self._eager_bytes[size] = math.inf
@@ -135,6 +142,15 @@ class SizedSteps:
             except (ConfigError, CaptureError) as error:
                 self._refuse(size, error)
         return size not in self.refusals
+
+    def may_accept(self, size: int) -> bool:
+        """Return False for a size that is refused, or excluded by the refusals of others.
+
+        Where every size is captured, this one is, too.
+        """
+        if size % self.unit or size in self.refusals:
+            return False
+        return self.is_interpolated or self.accepts(size)
 
     def round_down(self, size: int) -> int:
         """Capture sizes from `size` down until the workload accepts one, and return that; 0 where it accepts none."""
@@ -239,10 +255,16 @@ def capture_sizes(config: Config, argument: str, size: int, loop: str | None = N
     def arguments_of(value: int) -> Mapping[str, Any]:
         return {**config.arguments, argument: value}
 
+    # the user's code may change the working directory, from which this process resolves its own paths
     def count(value: int) -> int:
-        return count_workload_bytes(config.workload, arguments_of(value), words)
+        with contextlib.chdir(Path.cwd()):
+            return count_workload_bytes(config.workload, arguments_of(value), words)
 
-    steps = SizedSteps(lambda value: capture_sized_step(config.workload, arguments_of(value), words), count, size)
+    def capture(value: int) -> "CapturedStep":
+        with contextlib.chdir(Path.cwd()):
+            return capture_sized_step(config.workload, arguments_of(value), words)
+
+    steps = SizedSteps(capture, count, size)
     if not steps.depends_on_size:
         raise ConfigError(
             f"{config.ref}: the step is the same for {argument}={size} and {argument}={2 * size}; name the argument that "

@@ -75,3 +75,10 @@ def test_views_and_freed_tensors_are_not_counted_twice():
         live = counter.live_bytes
         del y
     assert (live, counter.live_bytes, counter.peak_bytes) == (4096, 0, 4096)
+
+
+def test_of_a_batch_that_is_a_slice_of_a_data_set_the_slice_is_counted():
+    model = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+    data = torch.ones(100 * ROWS, WIDTH)
+    copied, sliced = (Workload(model, batch=batch) for batch in (data[:ROWS].clone(), data[ROWS : 2 * ROWS]))
+    assert count_eager_bytes(sliced) == count_eager_bytes(copied) == WEIGHT + 2 * ACTIVATION

@@ -85,7 +85,8 @@ def test_the_stores_bytes_are_taken_off_what_the_process_may_still_have(tmp_path
     asked = []
     process, stores = 200 * MIB, 30 * MIB
     limit_data(300 * MIB, process + stores, tmp_path, lambda *arguments: asked.append(arguments))
-    assert asked == [(resource.RLIMIT_DATA, (50 * MIB + 70 * MIB,) * 2)]
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]  # it stays, so that a later plan can have another limit
+    assert asked == [(resource.RLIMIT_DATA, (50 * MIB + 70 * MIB, hard))]
 
 
 def test_a_process_gets_what_is_left_and_then_a_memory_error() -> None:
@@ -167,6 +168,18 @@ def chained(error: Exception, cause: Exception) -> Exception:
 )
 def test_an_error_is_the_outcome_that_it_says(error: Exception, outcome: Outcome) -> None:
     assert classify_error(error) is outcome
+
+
+def test_an_error_that_is_its_own_cause_is_classified() -> None:
+    script = (
+        "from autotune.measure.limits import classify_error\n"
+        "try:\n"
+        "    try: raise ValueError('of the step')\n"
+        "    except ValueError as error: raise error from error\n"
+        "except ValueError as error: print(classify_error(error))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert ended.stdout == f"{Outcome.CRASHED}\n"
 
 
 def test_a_c_librarys_last_words_tell_too() -> None:

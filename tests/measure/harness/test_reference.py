@@ -60,6 +60,24 @@ def test_the_hash_of_a_tensor_is_that_of_its_elements_in_logical_order_however_t
         assert digest(tensor) != digest(changed)
 
 
+def test_a_conjugate_or_a_negative_by_a_flag_alone_is_hashed_and_written_by_its_values(tmp_path: Path):
+    value = torch.randn(3, dtype=torch.complex64)
+    flagged = {"conjugate": value.conj(), "negative": value.conj().imag}
+    assert (flagged["conjugate"].is_conj(), flagged["negative"].is_neg()) == (True, True)
+    writer = Writer(tmp_path)
+    for name, tensor in flagged.items():
+        writer.add(name, tensor)
+    writer.close()
+    reference = Reference(tmp_path)
+    assert not reference.equals("conjugate", value)
+    assert not reference.equals("negative", value.imag)
+    for name, tensor in flagged.items():
+        plain = tensor.resolve_conj().resolve_neg()
+        assert reference.equals(name, plain)
+        assert reference.equals(name, tensor)
+        assert torch.equal(reference.load(name), plain)
+
+
 def test_hashing_within_a_step_shifts_no_slot_of_its_arena():
     arena = StepArena()
     if not arena.works:

@@ -290,6 +290,23 @@ def test_a_process_that_dies_while_the_other_has_its_turn_says_why(
     assert seen.detail.startswith("killed by SIGKILL")
 
 
+def test_a_process_that_dies_before_its_results_are_hashed_says_why(
+    tripping: tuple[Harness, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, _ = tripping
+    ask = runner._children.ask
+
+    def killing(role: ChildRole, request: Expects[object], **options: object) -> object:
+        if isinstance(request, TimedDigestsRequest):
+            os.kill(runner._children.living[role].pid, signal.SIGKILL)
+            runner._children.living[role]._process.wait()
+        return ask(role, request, **options)
+
+    monkeypatch.setattr(runner._children, "ask", killing)
+    killed = runner.measure(Plan.traced(runner.prepare().graph))
+    assert killed.was_killed, killed.detail
+
+
 def test_what_an_earlier_session_left_in_the_log_explains_no_death_of_this_one(tmp_path: Path) -> None:
     log = tmp_path / "seconds-1.log"
     log.write_text("DefaultCPUAllocator: can't allocate memory\n")
@@ -476,7 +493,9 @@ def test_a_lazy_layer_is_refused_before_plain_pytorch_could_fail_on_it(tmp_path:
 
 
 def test_an_error_of_the_users_step_carries_the_traceback_of_its_process(tmp_path: Path) -> None:
-    with harness(tmp_path, "refuses_backward") as runner, pytest.raises(ConfigError, match="no loss today") as caught:
+    said = r"fails with this batch \(crashed\): ValueError: no loss today at \S*workloads\.py:\d+ \(raise ValueError"
+    refused = pytest.raises(ConfigError, match=said)
+    with harness(tmp_path, "refuses_backward") as runner, refused as caught:
         runner.prepare()
     assert not runner.baseline().step_seconds
     assert_traceback(caught.value, "refuses_backward")

@@ -65,6 +65,21 @@ def switched(switch: str) -> Workload:
     return _trained(nn.Sequential(nn.Linear(32, 32), _Trip(switch), nn.Linear(32, 32)), 4, 32)
 
 
+def sliced(rows: int = 64) -> Workload:
+    """Like `wide`, with a batch that is a slice of a data set of so many rows."""
+    workload = wide(batch=8)
+    workload.batch = tuple(part.repeat(rows // 8, *[1] * (part.ndim - 1))[8:16] for part in workload.batch)
+    return workload
+
+
+def bags() -> Workload:
+    """Bags of different sizes, whose offsets begin at 0."""
+    model = nn.EmbeddingBag(16, 4)
+    batch = (torch.arange(9) + 1, torch.tensor([0, 2, 3, 7]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return Workload(model, lambda model, batch: model(*batch).square().mean(), optimizer, batch)
+
+
 def lazy() -> Workload:
     """A layer whose weight has no shape before the first step."""
     return _trained(nn.Sequential(nn.LazyLinear(4)), 2, 4)

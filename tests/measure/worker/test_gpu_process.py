@@ -57,7 +57,7 @@ def test_static_tensors_count_as_the_allocator_of_the_device_does(kind: str, nby
     """They are subtracted from the allocator's count to find the floor, and the graph counts them alike."""
     tensors = [torch.zeros(100), torch.zeros(129)]
     worker: Any = SimpleNamespace(
-        _spec=SimpleNamespace(device_kind=kind), static_tensors=lambda: [*tensors, tensors[1][3:]]
+        _spec=SimpleNamespace(device_kind=kind), _state_tensors=lambda: tensors, batch=lambda: [tensors[1][3:]]
     )
     assert EagerWorkload.static_bytes(worker) == nbytes
 

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import time
 from collections import Counter
 from functools import partial
 
@@ -13,7 +14,7 @@ from autotune.ir.check import check
 from autotune.ir.costs import Costs, StoreCost
 from autotune.ir.graph import Phase, Role, TrainGraph
 from autotune.ir.plan import Plan
-from autotune.ir.schedule import lower
+from autotune.ir.schedule import Schedule, lower
 from autotune.planners import KINDS, make_plan
 from autotune.planners.moves.cost_belief import MeasuredPlan
 from autotune.planners.moves.plan_edits import list_recomputations
@@ -21,7 +22,7 @@ from autotune.planners.moves.plan_moves import MoveSource, PlanMove
 from autotune.planners.moves.single_edits import LONGEST_CHAIN, add_recomputation, list_additions, list_update_edits
 from autotune.planners.space import build_space
 from autotune.planners.unfold import drop_unread_runs
-from autotune.predict.simulate import peak_bytes, simulate
+from autotune.predict.simulate import Estimate, peak_bytes, simulate
 from autotune.testing.graphs import Builder, random_graph, random_plan, training_chain
 
 STORES = {"ssd": StoreCost(50.0, 50.0, 40.0, 40.0)}
@@ -198,6 +199,23 @@ def test_the_same_measurements_give_the_same_moves_in_a_new_session():
     source = MoveSource(graph, costs)
     source.propose(plan, target, [])
     assert source.propose(plan, target, measured) == MoveSource(graph, costs).propose(plan, target, measured)
+
+
+def test_a_search_for_moves_ends_at_its_deadline_and_leaves_no_part_of_the_moves(monkeypatch: pytest.MonkeyPatch):
+    graph, plan, costs = recomputing(12, 0.3)
+    target = peak_bytes(graph, Plan.traced(graph), costs)
+    source, simulated = MoveSource(graph, costs), list[Schedule]()
+
+    def simulate_slowly(graph: TrainGraph, schedule: Schedule, costs: Costs) -> Estimate:
+        simulated.append(schedule)
+        time.sleep(0.05)
+        return simulate(graph, schedule, costs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("autotune.planners.moves.plan_moves.simulate", simulate_slowly)
+        assert source.propose(plan, target, [], time.monotonic() + 0.2) == []
+    assert len(simulated) < 10
+    assert source.propose(plan, target, []) == MoveSource(graph, costs).propose(plan, target, []) != []
 
 
 def two_operators(n: int) -> tuple[TrainGraph, Plan, Costs, str]:

@@ -262,6 +262,36 @@ def test_a_weight_that_the_store_lost_is_told_with_the_way_out():
     assert weight.untyped_storage().nbytes() == 4000, "a model of the right shape, for a checkpoint to be loaded into"
 
 
+def test_a_weight_that_the_store_lost_is_nan_so_that_no_loop_goes_on_with_what_its_memory_holds():
+    weights, store = [torch.arange(1000.0), torch.arange(500.0)], Memory()
+    engine = OffloadEngine(store, {key: lambda key=key: [weights[key]] for key in (0, 1)}, 2)
+    engine.begin()
+    for key in (0, 1):
+        engine.start_write(key)
+        engine.finish_write(key)
+    store.broken = {0: "read"}
+    with pytest.raises(StoreError, match="cannot read slot 0"):
+        engine.abort()
+    assert weights[0].isnan().all()
+    assert torch.equal(weights[1], torch.arange(500.0))
+
+
+def test_a_weight_whose_read_cannot_start_is_nan_and_one_that_never_left_stays() -> None:
+    weights = [torch.arange(100.0), torch.arange(50.0), torch.arange(20.0)]
+    store = Interrupted(1, 2, 3, error=RuntimeError)
+    engine = OffloadEngine(store, {key: lambda key=key: [weights[key]] for key in range(3)}, 3)
+    engine.begin()
+    for key in (0, 1, 2):
+        engine.start_write(key)
+    for key in (0, 1):
+        engine.finish_write(key)
+    with pytest.raises(StoreError, match="a weight or its optimizer state is lost"):
+        engine.abort()
+    assert weights[1].isnan().all()
+    assert torch.equal(weights[0], torch.arange(100.0))
+    assert torch.equal(weights[2], torch.arange(20.0))
+
+
 # A whole step under a plan that sends away all that it can.
 
 
@@ -548,7 +578,8 @@ def test_a_weight_that_shares_its_memory_may_not_leave(tmp_path: Path):
     with (
         open_store("ssd", tmp_path, slot_sizes(program, schedule)) as store,
         pytest.raises(
-            PlanError, match=r"0\.weight shares its memory with .*, so it cannot be offloaded; tune with offload's what"
+            PlanError,
+            match=r"0\.weight shares its memory with .*; clone it .* or tune with planners: \{offload: \[keep\]\}",
         ),
     ):
         Executor(program, schedule, store)

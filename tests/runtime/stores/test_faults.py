@@ -101,6 +101,57 @@ def test_an_interrupt_while_a_store_closes_is_raised_once_its_file_is_closed(
     assert not [link for link in Path("/proc/self/fd").iterdir() if str(tmp_path) in _target(link)]
 
 
+def open_files(directory: Path) -> list[Path]:
+    """Descriptors of this process whose files are in a directory."""
+    return [link for link in Path("/proc/self/fd").iterdir() if str(directory) in _target(link)]
+
+
+def test_a_store_that_a_signals_handler_closes_while_it_closes_does_not_wait_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, truncate = open_store("ssd", tmp_path, {0: MIB}), os.ftruncate
+
+    def interrupted(file: int, length: int) -> None:
+        store.close()
+        truncate(file, length)
+
+    monkeypatch.setattr(os, "ftruncate", interrupted)
+    closing = threading.Thread(target=store.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+    assert not open_files(tmp_path)
+
+
+def test_a_disk_that_became_read_only_does_not_end_the_training_when_its_store_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: int, length: int) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    store = open_store("ssd", tmp_path, {0: MIB})
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    store.close()
+    assert not open_files(tmp_path)
+
+
+def test_a_process_that_may_start_no_further_thread_gets_a_store_error_and_keeps_neither_file_nor_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, start = set(threading.enumerate()), threading.Thread.start
+
+    def refuse_second(thread: threading.Thread) -> None:
+        if thread.name == "ssd-read":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_second)
+    with pytest.raises(StoreError, match=r"no thread can be started .*\(can't start new thread\); raise ulimit -u"):
+        open_store("ssd", tmp_path, {0: MIB})
+    assert not open_files(tmp_path)
+    assert set(threading.enumerate()) <= before
+
+
 def test_after_an_interrupt_a_worker_is_waited_for_until_its_job_has_ended() -> None:
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt

@@ -114,6 +114,24 @@ def test_the_largest_batch_is_within_two_percent_of_the_largest_whose_smallest_p
     assert measured.plan.fits
 
 
+def graph_of_eights(batch: int) -> TrainGraph:
+    if batch % 8:
+        raise ConfigError(f"{batch} is no multiple of 8")
+    return graph_of(batch)
+
+
+@pytest.mark.parametrize("objective", ["batch", "throughput"])
+def test_no_size_that_the_workload_refuses_is_measured(tmp_path: Path, objective: str):
+    workload = FakeWorkload(graph_of=graph_of_eights)
+    chosen = choose(tmp_path, workload, objective=objective)
+    search = recorded(tmp_path)
+    assert {each.size.batch % 8 for each in search.measured} == {0}
+    fits = (size for size in range(104, 0, -8) if FLOOR_BYTES + int(lowest_peak(size) * 1.02) <= LIMIT)
+    if objective == "batch":
+        assert 0 <= next(fits) - chosen.arguments["batch"] <= 8
+        assert not any("none between" in note or "time ended" in note for note in search.notes)
+
+
 def test_eager_s_largest_batch_is_measured_too(tmp_path: Path):
     workload = FakeWorkload()
     choose(tmp_path, workload)
@@ -448,6 +466,19 @@ def test_a_full_disk_and_a_kill_from_outside_are_no_result_of_a_size(
     assert [each.size.batch for each in recorded(tmp_path).measured] == [OWN]
 
 
+def test_where_a_size_fills_the_disk_of_a_store_a_search_without_it_is_suggested(tmp_path: Path):
+    class Full(FakeWorkload):
+        @contextmanager
+        def open(self, config: Config) -> Iterator[CaptureRunner]:
+            with FakeWorkload.open(self, config) as runner:
+                if config.arguments["batch"] != OWN:
+                    setattr(runner, "measure", lambda *arguments, **options: FULL)  # noqa: B010
+                yield runner
+
+    with pytest.raises(StoreError, match=r"the disk is full: .*, or tune under another --name without --store"):
+        choose(tmp_path, Full(), stores={"ssd": str(tmp_path)})
+
+
 def test_a_plan_file_that_cannot_be_written_is_no_result_of_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write = planfile.write
 
@@ -648,6 +679,20 @@ def test_kernels_are_compared_at_a_batch_that_eager_fits(eager_largest: int, siz
     raced = config_for_kernels(config, estimate)
     assert ((raced.arguments["batch"], raced.budget), raced.objective) == (expected, "time")
     assert raced.samples > config.samples
+
+
+def test_a_workload_that_refuses_all_smaller_sizes_is_infeasible_and_not_out_of_time(tmp_path: Path):
+    budget = f"{FLOOR_BYTES + lowest_peak(5)}B"
+    with pytest.raises(
+        InfeasibleError, match=r"no batch size fits .* batch=8: .*; raise --budget under another --name"
+    ):
+        choose(tmp_path, FakeWorkload(graph_of=graph_of_eights), budget=budget, stores={"ssd": str(tmp_path)})
+
+
+def test_kernels_are_compared_at_a_multiple_of_the_own_batch_where_the_workload_refuses_sizes():
+    estimate = BatchEstimate("w", "batch", 8, "2GiB", 2**20, None, 50, 900, 20, 400, False, refused="batch=15: odd")
+    config = Config(workload="w", objective="throughput", kernels="any", budget="2GiB")
+    assert config_for_kernels(config, estimate).arguments["batch"] == 8
 
 
 def test_eager_s_largest_size_by_estimate_is_measured_where_no_time_is_left_to_rank_sizes(

@@ -110,3 +110,17 @@ def test_a_size_at_which_no_plan_is_valid_is_halved_towards_the_last_that_fits()
 
 def test_measuring_stops_when_no_time_is_left():
     assert find_largest_measured(lambda size: None, float, 100, low=7, high=90, first=50) == (7, 90)
+
+
+def test_sizes_that_the_workload_refuses_are_not_measured_and_hide_no_larger_size():
+    measured: list[int] = []
+
+    def measure(size: int) -> SideResult:
+        measured.append(size)
+        return SideResult(Outcome.OK if size <= 42 else Outcome.OVER_BUDGET, 10 * size)
+
+    low, high = find_largest_measured(
+        measure, lambda size: 10.0 * size, 420, low=6, high=61, first=60, accept=lambda size: size - size % 6
+    )
+    assert (low, high) == (42, 48)
+    assert measured == [60, 42, 48]

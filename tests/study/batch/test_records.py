@@ -69,6 +69,7 @@ def test_a_largest_size_is_settled_once_the_next_one_was_refused():
     assert (settled.eager_is_settled, settled.plan_is_settled) == (True, True)
     assert any("largest plan at least 60, eager at least 20" in line for line in describe_search(SEARCH))
     assert any("largest plan 60, eager 20" in line for line in describe_search(settled))
+    assert replace(SEARCH, unit=4).plan_is_settled, "the workload refuses 61, 62 and 63"
 
 
 def test_a_plan_stays_where_eager_alone_is_measured_later_at_its_size():
@@ -136,6 +137,8 @@ def test_the_estimate_states_what_it_leaves_out():
     assert "without kernels' workspaces" in text
     assert "batch norm" in text
     assert "no batch size fits" in "\n".join(describe_estimate(replace(ESTIMATE, largest=0)))
+    refusing = replace(ESTIMATE, refused="batch=61: 61 is no multiple of 4")
+    assert "note    the workload refuses batch=61: 61 is no multiple of 4" in describe_estimate(refusing)
 
 
 def test_the_report_of_a_run_has_the_sizes(tmp_path: Path):

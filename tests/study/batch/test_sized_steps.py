@@ -30,6 +30,8 @@ IMAGES = {"size": 32, "width": 8, "depth": 1}
 
 
 NET = """
+import os
+
 import torch
 from autotune import Workload
 
@@ -45,6 +47,17 @@ def make(batch: int = 4):
 
 
 def steps(batch: int = 4, unused: int = 3):
+    return make(batch)
+
+
+def grouped(batch: int = 4):
+    if batch % 4:
+        raise ValueError(f"{batch} samples cannot be grouped")
+    return make(batch)
+
+
+def moving(batch: int = 4):
+    os.chdir("/")
     return make(batch)
 """
 
@@ -225,6 +238,18 @@ def test_a_workload_that_refuses_one_sample_has_no_size_where_none_fits(is_inter
     assert search_largest(steps, SmallestPlans(steps, space_for_device(QUICK, "cpu", {})), 1, 8, time.monotonic()) == 0
 
 
+def test_a_workload_that_needs_three_samples_may_accept_every_larger_size():
+    def capture(size: int) -> CapturedStep:
+        if size < 3:
+            raise CaptureError(f"{size} samples are too few")
+        graph = training_chain(4, nbytes=1000 * size)
+        return CapturedStep(graph, Costs.unit(graph))
+
+    steps = SizedSteps(capture, lambda size: size, 10)
+    assert not steps.accepts(2)
+    assert (steps.unit, steps.round_down(29)) == (1, 29)
+
+
 def test_the_workloads_own_size_is_refused_with_its_error():
     steps = SizedSteps(capture_multiples_of_8, count_multiples_of_8, 8)
     assert (steps.round_down(7), steps.round_down(29), steps.eager_bytes(29)) == (0, 24, math.inf)
@@ -237,6 +262,31 @@ def test_a_budget_in_bytes_is_one_of_the_process(net: str):
     config = load_config(net, overrides={"budget": f"{FLOOR_BYTES + 10**6}B", "planners": QUICK})
     estimate = estimate_batch(config, lambda argument: FLOOR_BYTES)
     assert (estimate.floor_bytes, estimate.budget_bytes) == (FLOOR_BYTES, 10**6)
+
+
+@pytest.mark.usefixtures("net")
+@pytest.mark.parametrize(("factory", "size"), [("steps", 2), ("grouped", 4)])
+def test_an_idle_process_is_measured_at_a_small_batch_that_the_workload_accepts(factory: str, size: int):
+    sizes: list[int] = []
+
+    def measure_floor(argument: BatchArgument) -> int:
+        sizes.append(argument.size)
+        return FLOOR_BYTES
+
+    overrides = {"budget": f"{FLOOR_BYTES + 10**6}B", "planners": QUICK}
+    estimate = estimate_batch(load_config(f"net.py:{factory}", overrides=overrides), measure_floor)
+    assert sizes == [size]
+    if factory == "grouped":
+        assert (estimate.largest % 4, estimate.eager_largest % 4) == (0, 0)
+        assert "samples cannot be grouped" in estimate.refused
+
+
+@pytest.mark.usefixtures("net")
+def test_a_factory_that_changes_the_working_directory_moves_no_path_of_this_process():
+    place = Path.cwd()
+    steps = capture_sizes(Config(workload="net.py:moving"), "batch", 4)
+    steps.eager_bytes(6)
+    assert Path.cwd() == place
 
 
 def test_random_state_of_the_process_stays(net: str):
