@@ -42,7 +42,9 @@ def capture_step(make: Callable[[], Workload], name: str, rates: DeviceRates = C
     `make` runs under fake tensors: no weight is initialized and no memory is allocated.
     """
     program = capture_on_fake_tensors(make, name)
-    CAPTURED[name] = program.graph.digest
+    digest = program.graph.digest
+    if CAPTURED.setdefault(name, digest) != digest:
+        raise ValueError(f"{name}: another graph has this name in the result; give each graph its own name")
     return program.graph, model_costs(program, rates)
 
 

@@ -204,7 +204,11 @@ def claim_steps() -> dict[str, dict[str, Callable[[], object]]]:
     steps["sublinear"] = {
         f"resnet{2 + 3 * sum(stages)}": partial(sublinear.capture_resnet, stages, batch) for stages, batch in depths
     }
-    steps["nntrainer_order"] = {"resnet50 inference": order.capture_inference, "resnet50": order.capture_training}
+    steps["nntrainer_order"] = {
+        "resnet50 inference": order.capture_inference,
+        "resnet50 inference, BatchNorms as ops": partial(order.capture_inference, folded=False),
+        "resnet50": order.capture_training,
+    }
     steps["model_olla"] = {"alexnet": olla.simulate_training}
     steps["memonger"] = {"segformer": partial(memonger.capture_segmentation, memonger.SEGMENTED)}
     return steps

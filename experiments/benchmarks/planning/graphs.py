@@ -35,7 +35,8 @@ def capture_zoo_model(model: str, **arguments: Any) -> GraphAndCosts:
     """Capture the step of a zoo workload on fake tensors."""
     from autotune.workloads.zoo import ZOO
 
-    return simulated.capture_step(partial(ZOO[model], **arguments), model)
+    name = " ".join([model, *(f"{key}={value}" for key, value in arguments.items())])
+    return simulated.capture_step(partial(ZOO[model], **arguments), name)
 
 
 def randwire(seed: int, nodes: int = 32, neighbours: int = 4, chance: float = 0.75) -> GraphAndCosts:
