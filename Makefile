@@ -87,7 +87,7 @@ venv: .venv/dev.stamp
 
 # torch first and alone, so that the resolver keeps the build that it finds (a CPU one, where the index has it)
 .venv/torch.stamp: pyproject.toml | .venv/bin/python
-	@echo "installing torch into .venv, and after it everything else: once, some minutes"
+	@echo "completing .venv with torch and what this checkout needs: once, some minutes"
 	$(PIP) "$(TORCH)"
 	@touch $@
 

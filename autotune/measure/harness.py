@@ -198,7 +198,7 @@ class Harness:
         measurement = Measurement(Outcome.OK)
         results = self._children.scratch / "eager"
         try:
-            self._children.report(WorkProgress("measuring the baseline's bytes"))
+            self._children.report(WorkProgress("importing the workload and measuring the baseline's bytes"))
             self._children.start_early(ChildRole.EAGER, ChildRole.EAGER_SECONDS)
             peak = self._children.ask(ChildRole.EAGER, EagerPeakRequest(results))
             measurement = replace(

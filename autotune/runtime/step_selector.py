@@ -189,7 +189,13 @@ class StepSelector:
                 action = "runs in plain eager until another process has captured and planned it"
             action = "runs in plain eager" if eager else action
             difference = describe_difference(call, self._first_call)
-            warnings.warn(f"{difference} {action}; the plan is for a batch of {self._first_call.shapes}", stacklevel=5)
+            advice = (
+                ". So is each further shape: prepare() plans shapes before training, and buckets pads to a few"
+                if "takes seconds" in action
+                else ""
+            )
+            text = f"{difference} {action}; the plan is for a batch of {self._first_call.shapes}{advice}"
+            warnings.warn(text, stacklevel=5)
         self._has_warned = True
 
     def _capture(self, batch: Any, inputs: frozenset[str]) -> Program:

@@ -186,7 +186,10 @@ def _run(reference: str, call: Callable[[], T]) -> T:
     except (Exception, SystemExit) as error:
         message = " ".join(str(error).split())[:300]
         text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-        raise ConfigError(f"{reference}: raised {text}{locate_error(error)}; -v shows the traceback") from error
+        advice = "-v shows the traceback"
+        if isinstance(error, SystemExit):  # a parser of arguments ends the process at import
+            advice = 'move the code of the script itself below: if __name__ == "__main__"'
+        raise ConfigError(f"{reference}: raised {text}{locate_error(error)}; {advice}") from error
 
 
 def locate_error(error: BaseException) -> str:

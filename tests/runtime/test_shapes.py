@@ -20,7 +20,7 @@ from autotune.ir.plan import Plan
 from autotune.runtime.planned_loss import PlannedLoss
 from autotune.runtime.shapes import batch_padding
 from autotune.runtime.shapes.buckets import Buckets
-from autotune.runtime.shapes.padding_check import compare_padded
+from autotune.runtime.shapes.padding_check import WithoutDropout, compare_padded
 from autotune.runtime.train_step import TrainStep
 from autotune.workloads.workload import Workload
 
@@ -105,6 +105,33 @@ def silent() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
+
+
+def run_layer(layer: Any, inputs: Tensor) -> Tensor:
+    results: Tensor = layer(inputs, inputs, inputs)[0] if isinstance(layer, nn.MultiheadAttention) else layer(inputs)[0]
+    return results
+
+
+def run_packed(layer: Any, inputs: Tensor) -> Tensor:
+    results: Tensor = layer(nn.utils.rnn.pack_padded_sequence(inputs, [4, 3, 2]))[0].data
+    return results
+
+
+@pytest.mark.parametrize(
+    ("make_layer", "run"),
+    [
+        (nn.MultiheadAttention, run_layer),
+        *((layer, run) for layer in (nn.LSTM, nn.GRU, nn.RNN) for run in (run_layer, run_packed)),
+    ],
+)
+def test_dropout_inside_of_pytorchs_layers_is_off_where_padding_is_compared(
+    make_layer: Any, run: Callable[[Any, Tensor], Tensor]
+):
+    options = {"num_heads": 2} if make_layer is nn.MultiheadAttention else {"hidden_size": 8, "num_layers": 2}
+    layer, inputs = make_layer(8, dropout=0.5, **options), torch.randn(4, 3, 8)
+    with WithoutDropout():
+        assert torch.equal(run(layer, inputs), run(layer, inputs))
+    assert not torch.equal(run(layer, inputs), run(layer, inputs))
 
 
 @pytest.mark.usefixtures("silent")
@@ -441,3 +468,19 @@ def test_a_model_without_a_gradient_is_padded_by_its_results_alone():
 def test_inference_has_no_buckets():
     with pytest.raises(ConfigError, match="buckets need a loss function"):
         TrainStep(nn.Linear(2, 2), None, None, torch.ones(1, 2), buckets=Buckets([2]))
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_transformer_with_dropout_in_its_attention_is_padded():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+    model = nn.ModuleDict({"embed": nn.Embedding(WORDS, 8), "layer": layer, "head": nn.Linear(8, WORDS)})
+
+    def masked_loss(model: nn.Module, batch: Text) -> Tensor:
+        parts, mask = dict(model.named_children()), batch["attention_mask"] == 0
+        mixed = parts["layer"](parts["embed"](batch["input_ids"]), src_key_padding_mask=mask)
+        return F.cross_entropy(parts["head"](mixed).flatten(0, 1), batch["labels"].flatten())
+
+    workload = Workload(model, masked_loss, torch.optim.SGD(model.parameters(), lr=0.1), text(32))
+    with step_for(workload) as step:
+        assert step(text(20)).isfinite()

@@ -710,6 +710,9 @@ def test_show_says_what_a_plan_decides(here: Path, fake_device: None, run: Calla
     assert "offload    nothing" in out
     assert "not measured" in out
     assert run("show", "plan.json", "--json")[1].count("\n") == 1
+    (here / "run").mkdir()
+    (here / "plan.json").rename(here / "run" / "plan.json")
+    assert run("show", "run")[1] == out
 
 
 def test_show_lists_the_ops_of_a_plan_that_lies_in_its_run(

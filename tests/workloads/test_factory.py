@@ -207,7 +207,8 @@ def test_a_factory_that_raises_is_told_by_the_users_own_line(home):
 def test_a_file_that_fails_on_import_is_told_by_its_line(home):
     home("failing.py", "import sys\nsys.exit(3)")
     assert refusal("failing.py:make") == (
-        "failing.py:make: raised SystemExit: 3 at failing.py:2 (sys.exit(3)); -v shows the traceback"
+        "failing.py:make: raised SystemExit: 3 at failing.py:2 (sys.exit(3)); "
+        'move the code of the script itself below: if __name__ == "__main__"'
     )
     assert not [name for name in sys.modules if "failing" in name]
 

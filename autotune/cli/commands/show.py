@@ -7,11 +7,14 @@ from autotune.errors import ConfigError
 from autotune.records import plan_file as planfile
 from autotune.records.json_codec import to_json
 from autotune.records.plan_file import find_records, read_records
+from autotune.records.run_dir import RunDir
 from autotune.report.plan_text import describe_plan
 
 
 def run(path: Path, *, json: bool, table: bool = False) -> None:
-    """Describe a plan file; with `table` also list the live tensors of each op."""
+    """Describe a plan file, or the plan of a run; with `table` also list the live tensors of each op."""
+    if path.is_dir() and RunDir(path).plan.exists():
+        path = RunDir(path).plan
     file = planfile.read(path)
     with answer_stream() as out:
         if json and table:

@@ -122,9 +122,10 @@ _DROPOUTS = frozenset([
     _FUNCTIONAL.dropout1d, _FUNCTIONAL.dropout2d, _FUNCTIONAL.dropout3d, _FUNCTIONAL.feature_alpha_dropout,
 ])  # fmt: skip
 """Functions that drop elements of their first argument."""
-_ATTENTION = _FUNCTIONAL.scaled_dot_product_attention
-_ATTENTION_DROPOUT = 4
-"""Position of the attention's `dropout_p` among its arguments."""
+_ATTENTION = {_FUNCTIONAL.scaled_dot_product_attention: 4, _FUNCTIONAL.multi_head_attention_forward: 10}
+"""Position of `dropout_p` among the arguments; within the second function the mode does not see the first."""
+_RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+"""Functions of recurrent layers, which drop elements between layers."""
 
 
 class WithoutDropout(TorchFunctionMode):
@@ -137,12 +138,11 @@ class WithoutDropout(TorchFunctionMode):
         named = dict(kwargs or {})
         if func in _DROPOUTS:
             return named["input"] if "input" in named else args[0]
-        if func is _ATTENTION:
-            args = (
-                (*args[:_ATTENTION_DROPOUT], 0.0, *args[_ATTENTION_DROPOUT + 1 :])
-                if len(args) > _ATTENTION_DROPOUT
-                else args
-            )
-            if "dropout_p" in named:
-                named["dropout_p"] = 0.0
+        if "dropout_p" in named:
+            named["dropout_p"] = 0.0
+        place = _ATTENTION.get(func, len(args))
+        if func in _RECURRENT:  # after has_biases and num_layers; a packed sequence has one argument more
+            place = 5 if isinstance(args[3], bool) else 6
+        if place < len(args):
+            args = (*args[:place], 0.0, *args[place + 1 :])
         return func(*args, **named)

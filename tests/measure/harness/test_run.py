@@ -131,7 +131,7 @@ def test_a_plan_is_equal_to_eager_its_bytes_are_the_simulators_and_its_threads_t
     assert len(seen.step_seconds) == len(seen.baseline_seconds) == 2
     assert baseline.step_peak_bytes is not None
     assert baseline.step_peak_bytes > 8 * 8 * MIB
-    steps = ["measuring the baseline's bytes", "timing the baseline", "capturing the step"]
+    steps = ["importing the workload and measuring the baseline's bytes", "timing the baseline", "capturing the step"]
     assert reports[:3] == steps
     assert any(re.fullmatch(r"profiling ops: \d+ of \d+", report) for report in reports)
     assert seen.load is not None, "Linux reports the load"
