@@ -130,18 +130,20 @@ class EagerWorkload:
 
     def static_tensors(self) -> list[torch.Tensor]:
         """Return the tensors of the device that are live between two steps."""
-        return [t for t in [*self._state_tensors(), *self.batch()] if t.device.type == self._spec.device_kind]
+        return self._on_device([*self._state_tensors(), *self.batch()])
 
     def static_bytes(self) -> int:
         """Return the bytes of the device that are live between two steps.
 
         Of a batch that is a slice of a data set, the slice counts: the rest is memory of the process, as in the graph.
         """
-        kind = self._spec.device_kind
-        spans = spans_of_storages(tensor for tensor in self.batch() if tensor.device.type == kind)
-        state = [tensor.untyped_storage() for tensor in self._state_tensors() if tensor.device.type == kind]
+        spans = spans_of_storages(self._on_device(self.batch()))
+        state = [tensor.untyped_storage() for tensor in self._on_device(self._state_tensors())]
         spans |= {storage._cdata: storage.nbytes() for storage in state}
-        return sum(allocated_bytes(nbytes, kind) for nbytes in spans.values())
+        return sum(allocated_bytes(nbytes, self._spec.device_kind) for nbytes in spans.values())
+
+    def _on_device(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [tensor for tensor in tensors if tensor.device.type == self._spec.device_kind]
 
     def _state_tensors(self) -> list[torch.Tensor]:
         tensors = [tensor for _, tensor in self.named_tensors()]

@@ -57,7 +57,10 @@ def test_static_tensors_count_as_the_allocator_of_the_device_does(kind: str, nby
     """They are subtracted from the allocator's count to find the floor, and the graph counts them alike."""
     tensors = [torch.zeros(100), torch.zeros(129)]
     worker: Any = SimpleNamespace(
-        _spec=SimpleNamespace(device_kind=kind), _state_tensors=lambda: tensors, batch=lambda: [tensors[1][3:]]
+        _spec=SimpleNamespace(device_kind=kind),
+        _state_tensors=lambda: tensors,
+        batch=lambda: [tensors[1][3:]],
+        _on_device=list,
     )
     assert EagerWorkload.static_bytes(worker) == nbytes
 
