@@ -109,17 +109,22 @@ def mapped_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
 
 
+def begin_in_arena(bench: Bench, plan: Plan) -> StepArena:
+    """Begin to time a plan and return its arena."""
+    bench.begin_timing(plan)
+    assert bench._timing is not None
+    assert bench._timing.arena is not None
+    if not bench._timing.arena.works:
+        pytest.skip("no g++")
+    return bench._timing.arena
+
+
 def test_each_further_plan_in_an_arena_maps_no_block_of_its_own(tmp_path: Path) -> None:
     bench = Bench(Spec(replace(WORKLOAD, arguments={"batch": 1 << 15}), tmp_path, scratch=tmp_path))
     plan = replace(Plan.traced(bench._plans.program.graph), allocator="arena")
     mapped, sizes = [], []
     for _ in range(3):
-        bench.begin_timing(plan)
-        assert bench._timing is not None
-        arena = bench._timing.arena
-        assert arena is not None
-        if not arena.works:
-            pytest.skip("no g++")
+        arena = begin_in_arena(bench, plan)
         mapped.append(mapped_bytes())
         sizes.append(arena.bytes)
     bench.stop_timing()
@@ -135,12 +140,7 @@ def test_addresses_that_an_earlier_plan_left_mapped_take_no_room_of_an_emulated_
         bench._eager.step()  # the pages of libraries that a first step loads count as memory, but not as data
         plan = replace(Plan.traced(bench._plans.program.graph), allocator="arena")
         for _ in range(2):
-            bench.begin_timing(plan)
-            assert bench._timing is not None
-            arena = bench._timing.arena
-            assert arena is not None
-            if not arena.works:
-                pytest.skip("no g++")
+            arena = begin_in_arena(bench, plan)
             limits.append(resource.getrlimit(resource.RLIMIT_DATA)[0])
             sizes.append(arena.bytes)
         bench.stop_timing()
