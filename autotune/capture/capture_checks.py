@@ -183,7 +183,7 @@ class MemoryCheck:
         free = {value: read() for value, read in self._program.free}
         passed = dict(zip(self._program.batch, batch, strict=True)) | free
         storages = [tensor_storage(tensor) for tensor in passed.values()]
-        # among these the step writes only tensors from outside
+        # of the passed tensors the step writes only those from outside, so others may share memory where it writes none
         are_apart = self._written.isdisjoint(free) or len(set(storages)) == len(storages)
         if are_apart and places == self._places and self._storages.isdisjoint(storages):
             return

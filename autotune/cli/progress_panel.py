@@ -158,7 +158,9 @@ class _StudyState:
                 self.outcomes[trial_verdict(trial)] += 1
                 self.last = event
                 if trial.measurement is not None and trial.measurement.disturbed and not event.resumed:
-                    self._warn("other work disturbs the measurements: end it, and tune under another --name")
+                    # a plan is timed beside eager, so the study is worth going on with after a disturbed baseline
+                    advice = "" if trial.plan is None else ", and tune under another --name"
+                    self._warn(f"other work disturbs the measurements: end it{advice}")
                 if event.leads:
                     self.best = event
             case Logged(message, store):

@@ -35,7 +35,7 @@ _EXCLUDED = ("/runs/", "/plans/")
 _RAY_DEFAULTS = ("OMP_NUM_THREADS",)
 """Variables that Ray sets in a worker unless its node has them."""
 _joined: list[tuple[str, str | None, str]] = []
-"""Address, code and its digest with which this process connected; empty where it did not, or the caller did."""
+"""The last connection of this module: address, code and the code's digest. Empty where the caller connected, or nobody."""
 
 
 class DeviceActor:

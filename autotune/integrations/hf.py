@@ -85,7 +85,7 @@ class PlannedTrainerMixin:
         }  # fmt: skip
         self._first_step: Callable[[torch.nn.Module, Any], None] | None = None
         self._inputs_class: tuple[type[UserDict[str, Any]], dict[str, None]] | None = None
-        """Class of inputs whose items a loss reads as attributes, and its other attributes; buckets pad dicts alone."""
+        """Class and further attributes of inputs whose items a loss reads as attributes: it makes them of the padded dict."""
         self._unplanned = "does not call self.compute_loss, so the plan has no effect; call it there"
         # on the instance, where it stands before the method of any subclass
         vars(self)["compute_loss"] = self._compute_planned_loss

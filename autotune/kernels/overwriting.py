@@ -203,7 +203,7 @@ def _copy_returned_inputs(graph: fx.Graph, inputs: Sequence[fx.Node], source: fx
 
 
 def _without_views(result: Any) -> Any:
-    """Return the node whose memory a chain of views has; a node that is no view itself."""
+    """Return the node that a chain of views begins with; the node itself if it is no view."""
     while isinstance(result, fx.Node) and (getattr(result.target, "is_view", False) or result.target in RESHAPES):
         result = result.args[0]
     return result

@@ -173,6 +173,14 @@ def test_the_warning_of_a_busy_machine_advises_no_variable_that_is_set(monkeypat
     assert state.warning == "other work disturbs the measurements: end it, and tune under another --name"
 
 
+def test_after_a_disturbed_baseline_no_other_name_is_advised_as_its_study_can_go_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    state = progress_panel._StudyState(CONFIG)
+    baseline = replace(RUNNING, plan=None, measurement=replace(SEEN, disturbed="busy"))
+    state.update(Finished(baseline, None, False, False))
+    assert state.warning == "other work disturbs the measurements: end it"
+
+
 def test_a_disturbed_trial_of_an_earlier_session_is_no_reason_to_warn():
     state = progress_panel._StudyState(CONFIG)
     state.update(Finished(replace(RUNNING, measurement=replace(SEEN, disturbed="busy")), 1.2, False, resumed=True))

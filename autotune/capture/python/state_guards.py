@@ -30,7 +30,7 @@ _BUFFERS = (array.array, bytearray, ctypes.Array, ctypes.Structure)
 """Types of memory that other code may write, such as that of `multiprocessing.Array`; compared by their bytes."""
 
 _CHANGING = ("container", "array", "any", "buffer", "tensor")
-"""Kinds of parts that may change and stay the same object: a tensor gets another shape by an assignment to `.data`."""
+"""Kinds of parts that may change while the object stays: a tensor gets another shape by an assignment to `.data`."""
 
 
 class StateGuards:

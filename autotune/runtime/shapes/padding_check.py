@@ -123,7 +123,7 @@ _DROPOUTS = frozenset([
 ])  # fmt: skip
 """Functions that drop elements of their first argument."""
 _ATTENTION = {_FUNCTIONAL.scaled_dot_product_attention: 4, _FUNCTIONAL.multi_head_attention_forward: 10}
-"""Position of `dropout_p` among the arguments; within the second function the mode does not see the first."""
+"""Position of `dropout_p` among the arguments. The second function calls the first, but the mode is off within it."""
 _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 """Functions of recurrent layers, which drop elements between layers."""
 
